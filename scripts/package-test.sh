@@ -17,17 +17,16 @@ PATH=$PATH:/usr/sbin:/sbin
 . scripts/lab-setup.sh
 
 SUITE=bookworm
-# Packages of the bare system: the dependencies of ours, the init, and tools of the test.
+# Packages of the bare system: the dependencies of our packages, the init, and test tools.
 INCLUDE=bash-completion,e2fsprogs,fdisk,fio,gcc,gnutls-bin,iproute2,kmod,libc6-dev,libibverbs-dev
 INCLUDE+=,librdmacm-dev,man-db,pkg-config,procps,systemd-sysv,udev
-# Time limit of the virtual machine, from power on to power off. It is emulated, and others may run
-# at the same time.
+# Time limit for the virtual machine, from power on to power off. The machine is emulated, and other
+# machines may be running at the same time.
 GUEST_SECONDS_MAX=7200
 MODULES=(nbd virtio_net ext4)
 TRIPLET=x86_64-linux-gnu
 
-# A program that does not know the node sends itself a message.
-# shellcheck disable=SC2016
+# A program written without the node in mind sends itself a message. shellcheck disable=SC2016
 RDS_USE='export RDS_DIR=/run/rds-test
 rds node --address 127.0.0.1 --listen-port 26386 & node=$!
 for _ in $(seq 100); do [ -S $RDS_DIR/127.0.0.1.sock ] && break; sleep 0.1; done
@@ -127,7 +126,7 @@ bare() { # directory
 
 in_root() { chroot "$work/root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
 
-# Lists all files except those of dpkg and the journal.
+# Lists all files except the files of dpkg and the journal.
 files() {
     find "$work/root" -xdev \( -path "$work/root/proc" -o -path "$work/root/var/lib/dpkg" \
         -o -path "$work/root/var/log" -o -path "$work/root/var/cache" \) -prune \
@@ -136,7 +135,7 @@ files() {
 
 contains() { # package file...
     local file files
-    # Not from a pipe: dpkg-deb would fail if grep ends first.
+    # Not piped into grep: dpkg-deb would fail if grep exited first.
     files=$(dpkg-deb -c "$work/debs/1/$1"_*.deb | awk '{ print $6 }')
     for file in "${@:2}"; do
         grep -qxF "./$file" <<<"$files" || {
@@ -146,7 +145,7 @@ contains() { # package file...
     done
 }
 
-# Returns the control file of a package.
+# Prints a control file of a package.
 control() { # package file
     dpkg-deb --info "$work/debs/1/$1"_*.deb "$2"
 }
@@ -156,7 +155,7 @@ says() { # word command...
     said=$("${@:2}") && echo "$said" && grep -qF -- "$1" <<<"$said"
 }
 
-# Writes the program of the document and the commands that compile it.
+# Writes the program in the document and the commands that compile the program.
 prepare_library_use() { # directory
     local page=docs/how-to/embed.md
     mkdir -p "$1"
@@ -167,7 +166,8 @@ prepare_library_use() { # directory
     [ -s "$1/hello.c" ] && [ -s "$1/shared" ] && [ -s "$1/static" ]
 }
 
-# Compares the files before and after, except those that contain the user rtrs, which remains.
+# Compares the files before and after, except files that contain the user rtrs, which is not
+# removed.
 same_files_but_user() {
     local user='etc/(passwd|group|g?shadow|subuid|subgid)-?|etc/\.pwd\.lock'
     diff <(grep -vxE "$user" "$work/before") <(grep -vxE "$user" "$work/after")
@@ -231,7 +231,7 @@ prepare_guest() { # root port
     printf '[Match]\nName=e*\n[Network]\nDHCP=ipv4\n' >"$1/etc/systemd/network/all.network"
     chroot "$1" systemctl enable systemd-networkd systemd-networkd-wait-online >/dev/null 2>&1
     mkdir -p "$1/var/log/journal" "$1/var/lib/package-test" "$1/etc/systemd/system.conf.d"
-    # Limits for units without their own.
+    # Time limits for units that set none.
     printf 'Default%sSec=15min\n' TimeoutStart TimeoutStop DeviceTimeout |
         sed '1i [Manager]' >"$1/etc/systemd/system.conf.d/slow.conf"
     echo package-test >"$1/etc/hostname"
@@ -276,7 +276,7 @@ start_server() {
 
 in_guest() {
     local kernel release port line status=1 append
-    # Names of units in the journal, in place of descriptions.
+    # Unit names in log messages, in place of descriptions.
     append='root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0 tsc=reliable'
     append+=' systemd.status_unit_format=name'
     kernel=$(lab_kernel) || lacks "a kernel; scripts/lab.sh setup"

@@ -8,9 +8,10 @@
 #   --library-from DIR  only librtrs0 and librtrs-dev, with the library that cargo has built in this
 #                       directory: scripts/install-lib.sh builds it
 #
-# Needs dpkg-dev. Installs cargo-deb, which makes the packages of programs from the crates'
-# Cargo.toml, in the target directory if this machine does not have that version. The packages of
-# the library need a shlibs file, which cargo-deb does not write. Environment: CARGO_TARGET_DIR.
+# Needs dpkg-dev. Installs cargo-deb, which builds the packages of the programs from the crates'
+# Cargo.toml, into the target directory if this machine does not have the pinned version. The
+# library's packages need a shlibs file, which cargo-deb does not write. Environment:
+# CARGO_TARGET_DIR.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -56,10 +57,10 @@ arch=$(dpkg --print-architecture)
 # shellcheck source=scripts/deps.sh
 . scripts/deps.sh
 
-# Prints the maintainer, whom all crates name.
+# Prints the maintainer, who is the same for all crates.
 maintainer() { sed -n 's/^maintainer = "\(.*\)"$/\1/p' rtrs-client/Cargo.toml; }
 
-# Builds a package of the library from a directory with its files.
+# Builds one of the library's packages from a directory with the package's files.
 library_package() { # directory name section depends description
     local dir=$1 name=$2 doc=$1/usr/share/doc/$2 file
     file=$target/debian/${name}_$version-${revision}_$arch.deb

@@ -1,5 +1,5 @@
-//! Fuzz target: nothing that a guest writes to a ring breaks its device. The body is in
-//! vhost-bridge.
+//! Fuzz target: nothing that a guest writes to a ring breaks its device. The body is in the crate
+//! `vhost-bridge`.
 
 #![no_main]
 

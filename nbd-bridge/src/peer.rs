@@ -12,7 +12,7 @@ use rtrs_core::rt::peer_pid;
 pub enum Peer {
     /// Process on this host, on a unix socket.
     Process(u32),
-    /// Address of a client over TCP.
+    /// Address of a TCP client.
     Address(SocketAddr),
     /// Relay in this process, for a client with TLS.
     TlsRelay,
@@ -28,7 +28,7 @@ impl Peer {
             Some(address) => Self::Address(address),
             None => match peer_pid(fd) {
                 Ok(pid) if pid == std::process::id() => Self::TlsRelay,
-                // A TCP client that has disconnected, or a process outside of this PID namespace.
+                // A TCP client that has disconnected, or a process outside this PID namespace.
                 Ok(0) | Err(_) => Self::Unknown,
                 Ok(pid) => Self::Process(pid),
             },

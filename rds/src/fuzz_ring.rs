@@ -8,14 +8,15 @@ use rustix::io::pwrite;
 
 use crate::channel::{Flow, NodeFlow, Packet, PacketKind, RING_MESSAGE_MAX};
 
-/// Length of the part of the memory that is overwritten: counters, words, and the first messages.
+/// Length of the part of the memory that may be overwritten: counters, words and the first
+/// messages.
 const SPOILED_LEN: u64 = 2048;
 
 /// The program and the node at the ends of a ring.
 struct Ends {
     node: NodeFlow,
     program: Flow,
-    /// Lengths of the messages that the program has sent correctly.
+    /// Lengths of the messages that the program has sent and the node has not read.
     sent: VecDeque<usize>,
     is_spoiled: bool,
 }
@@ -78,8 +79,8 @@ impl Ends {
     }
 }
 
-/// Runs steps of at least five bytes: an action, two bytes of a number, and two bytes of a length
-/// with as many bytes after it.
+/// Runs steps of at least five bytes: one byte selects the action, two are a number, and two are a
+/// length, which is that of the bytes that follow if the action overwrites memory.
 #[doc(hidden)]
 pub fn fuzz_ring(mut data: &[u8]) {
     let mut ends = Ends::new();
@@ -93,7 +94,7 @@ pub fn fuzz_ring(mut data: &[u8]) {
                 ends.spoil(number, bytes);
                 data = rest;
             }
-            // A head near the messages, which random bytes rarely hit.
+            // A head index near the messages, which random bytes rarely produce.
             2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
             _ => {
                 if !ends.read() {

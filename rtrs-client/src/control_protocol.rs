@@ -27,7 +27,7 @@ pub(crate) enum Request {
     Status,
     /// Report counters; reply: [`Stats`].
     Stats {
-        /// Include the histograms of times.
+        /// Whether to include the histograms of times.
         #[serde(default)]
         times: bool,
     },
@@ -38,13 +38,14 @@ pub(crate) enum Request {
     Detach {
         /// Time for requests in flight, in milliseconds.
         within_ms: u64,
-        /// Cut the connections of NBD clients, as commands without this field expect.
+        /// Whether to cut the connections of NBD clients, as commands without this field expect.
         #[serde(default = "force_default")]
         force: bool,
     },
     /// Attach another volume in the same session. Reply, once it is served: [`Attached`].
     VolumeAdd {
-        /// Name of the volume on this host, and of its export unless the settings name another.
+        /// Name of the volume on this host, and of its export unless the settings name a different
+        /// one.
         name: String,
         /// The volume's own settings by name, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -63,7 +64,7 @@ pub(crate) enum Request {
     PathDisconnect(Leave),
     /// Reconnect a path; reply: [`Changed`].
     PathReconnect(Leave),
-    /// Have another gateway serve the volume. Reply, when that has begun: [`Changed`].
+    /// Switch the volume to another gateway; reply: [`Changed`].
     PathSwitch,
     /// Report the settings; reply: [`SettingValues`](rtrs_core::settings::SettingValues).
     Get,
@@ -87,7 +88,7 @@ pub(crate) struct Leave {
     /// Time for requests in flight, in milliseconds; afterwards they move to other paths.
     #[serde(default = "within_ms_default")]
     pub(crate) within_ms: u64,
-    /// Close the path even if it is the last one.
+    /// Whether to close the path even if it is the last one.
     #[serde(default)]
     pub(crate) force: bool,
 }
@@ -112,7 +113,7 @@ pub(crate) struct Changed {
 pub(crate) struct Detached {
     /// Always true.
     pub(crate) detached: bool,
-    /// Number of IO requests that had not ended in time.
+    /// Number of IO requests that did not end in time.
     #[serde(default)]
     pub(crate) abandoned: usize,
     /// Warning, for example that the device is still in use.
@@ -134,7 +135,7 @@ choices! {
         Failed = "failed",
         /// The server's operator evicted the session.
         Evicted = "evicted",
-        /// No path is connected, and one leads to another server or export.
+        /// No path is connected, and a path leads to a different server or export.
         IdentityMismatch = "identity-mismatch",
         /// The session is being detached.
         Detaching = "detaching",
@@ -151,7 +152,7 @@ impl SessionState {
         matches!(self, Self::NoPath | Self::Failed | Self::IdentityMismatch)
     }
 
-    /// Remedy for a session that serves no IO and has none that waits; None for other states.
+    /// Remedy for a session that serves no IO and in which no IO waits; None for other states.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Connecting | Self::Open | Self::Degraded | Self::Detaching => None,
@@ -253,7 +254,7 @@ pub(crate) struct Status {
     /// Number of connections of NBD clients or a virtual machine that a detach would cut.
     #[serde(default)]
     pub(crate) nbd_clients: u64,
-    /// Mistake of a client that keeps it from using the volume, and its remedy.
+    /// Mistake that keeps a client from using the volume, and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) complaint: Option<String>,
     /// Paths of the session; None if it does not answer.
@@ -293,7 +294,7 @@ impl Status {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    /// Remedy for a session that serves no IO, such that no waiting IO is lost; None for others.
+    /// Remedy that loses no waiting IO, for a session that serves no IO; None for other sessions.
     pub(crate) fn remedy(&self) -> Option<&'static str> {
         let is_refused = match self.state {
             SessionState::Failed => true,
@@ -314,7 +315,7 @@ impl Status {
         }
     }
 
-    /// Why only a new session can serve IO again; None if this one may, whose IO waits.
+    /// Reason why only a new session can serve IO again; None if this session, whose IO waits, may.
     pub(crate) fn needs_new_session(&self) -> Option<&'static str> {
         match self.state {
             SessionState::Evicted => Some("the server evicted it"),
@@ -366,11 +367,11 @@ pub(crate) struct OldestIo {
 /// Requests that were not answered within `io-timeout` on a working path.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SlowRequests {
-    /// Current number.
+    /// Current number of such requests.
     pub(crate) now: usize,
-    /// Time since the oldest current one was sent, in milliseconds.
+    /// Time since the oldest of these requests was sent, in milliseconds.
     pub(crate) oldest_ms: Option<u64>,
-    /// Total since attach.
+    /// Total number since attach.
     pub(crate) total: u64,
 }
 
@@ -382,7 +383,7 @@ pub(crate) struct IoErrors {
     /// Number of flushes among them that succeeded at the server but reported lost writes.
     #[serde(default)]
     pub(crate) lost_writes: u64,
-    /// Last of the others.
+    /// Last failed IO that was not such a flush.
     pub(crate) last: Option<IoError>,
 }
 
@@ -426,14 +427,14 @@ pub(crate) struct PathInfo {
     pub(crate) ends: u64,
     /// Last heartbeat round trip in microseconds, if known.
     pub(crate) heartbeat_us: Option<u64>,
-    /// Longest silence that counts as alive; None while the path is not connected.
+    /// Longest silence after which the path still counts as alive; None while it is not connected.
     pub(crate) silence_max_ms: Option<u64>,
     /// Heartbeats sent by this end.
     pub(crate) heartbeats: Heartbeats,
-    /// Impossible states that ended the path, which are bugs of this client.
+    /// Number of impossible states that ended the path; each is a bug of this client.
     #[serde(default)]
     pub(crate) internal_errors: u64,
-    /// Last error that has ended the path or an attempt, even if it has reconnected.
+    /// Last error that ended the path or an attempt, even if the path has reconnected since.
     pub(crate) last_error: Option<String>,
     /// Time since that error in milliseconds.
     #[serde(default)]
@@ -444,10 +445,10 @@ pub(crate) struct PathInfo {
     /// Reason why the connected path does not serve this volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
-    /// Whether that reason, or else that of the last end, is a different server or export.
+    /// Whether that reason, or else the reason for the last end, is a different server or export.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) mismatch: bool,
-    /// Whether the path is left out because it is far slower than others.
+    /// Whether the path is excluded because it is far slower than others.
     pub(crate) slow: bool,
 }
 
@@ -479,7 +480,7 @@ impl PathInfo {
         }
     }
 
-    /// Whether the path is left out because it is slow.
+    /// Whether the path is excluded because it is slow.
     pub(crate) fn is_avoided(&self) -> bool {
         self.slow && self.leaving.is_none() && self.is_connected()
     }
@@ -579,15 +580,15 @@ pub(crate) struct Stats {
 /// Distribution of times in microseconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// Number of times.
+    /// Number of recorded times.
     pub(crate) count: u64,
     /// Median.
     pub(crate) p50: f64,
-    /// Percentile 90.
+    /// 90th percentile.
     pub(crate) p90: f64,
-    /// Percentile 99.
+    /// 99th percentile.
     pub(crate) p99: f64,
-    /// Percentile 99.9.
+    /// 99.9th percentile.
     pub(crate) p999: f64,
     /// Maximum.
     pub(crate) max: f64,
@@ -598,11 +599,11 @@ pub(crate) struct Latency {
 pub(crate) struct PartTimes {
     /// Part of the time.
     pub(crate) part: Part,
-    /// Number of times.
+    /// Number of recorded times.
     pub(crate) count: u64,
     /// Median.
     pub(crate) p50: u64,
-    /// Percentile 99.
+    /// 99th percentile.
     pub(crate) p99: u64,
     /// Maximum.
     pub(crate) max: u64,
@@ -619,7 +620,7 @@ pub(crate) struct PathStats {
     pub(crate) status: PathInfo,
     /// Number of unanswered requests.
     pub(crate) inflight: u32,
-    /// Time from a request to its answer.
+    /// Times from requests to their answers.
     pub(crate) latency_us: Option<Latency>,
     /// Histogram of these times, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -631,7 +632,7 @@ pub(crate) struct PathStats {
     pub(crate) requests: u64,
     /// Number of requests answered.
     pub(crate) answers: u64,
-    /// Bytes of data in answered requests.
+    /// Bytes of data in requests that were answered without an error.
     pub(crate) bytes: u64,
     /// Number of answers with an error.
     pub(crate) errors: u64,

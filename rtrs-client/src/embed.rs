@@ -1,8 +1,8 @@
 //! Volumes that a program uses within its own process; the crate `rtrs` is their public interface.
 //!
-//! A volume has a session of its own, with the engine, the shards and the front-end trait of an
-//! attached one. Its front ends are queues (`frontend/queue.rs`). There is no control socket, no
-//! signal handler and no log other than the program's.
+//! Each volume has its own session, with the same engine, shards and front-end trait as an attached
+//! volume. Its front ends are queues (`frontend/queue.rs`). There is no control socket, no signal
+//! handler and no log other than the program's.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -34,7 +34,7 @@ use crate::stats::{OpCount, PathCount};
 pub const EVENTS_MAX: usize = 256;
 /// Maximum time for requests in flight at the end of a session.
 const GRACE_MAX: Duration = Duration::from_secs(3600);
-/// Time that the end of a session may take beyond that of the requests.
+/// Time that the end of a session may take in addition to the grace period of its requests.
 const END_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Change of an open volume.
@@ -111,7 +111,7 @@ impl EventList {
     }
 }
 
-/// Adds the changes to the geometry that users have to know.
+/// Adds events for the changes of the geometry that users have to know.
 fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     if before.size != now.size {
         events.add(VolumeEvent::Resized(now.size));
@@ -121,7 +121,7 @@ fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     }
 }
 
-/// Numbers of connected paths and of paths, as shard 0 knows them.
+/// Number of connected paths and of all paths, as shard 0 knows them.
 fn count_paths(shards: &ShardHandle) -> Option<(usize, usize)> {
     let reports = shards.reports(Reported::None);
     let paths = control(&reports)?.engine.paths.as_ref()?;
@@ -140,7 +140,7 @@ fn follow(inbox: &mpsc::Receiver<Wake>, shards: &ShardHandle, events: &EventList
         let Wake::Session(event) = wake else { continue };
         match event {
             Event::PathsChanged => {
-                // Before the count, so that no later change is missed.
+                // Watched before the count, so that no later change is missed.
                 shards.watch_paths();
                 let counted = count_paths(shards);
                 if counted != known
@@ -305,8 +305,8 @@ impl EmbeddedVolume {
         })
     }
 
-    /// Registers memory with all paths, those of later connections too: requests with one piece of
-    /// memory there use it in place, also over RDMA.
+    /// Registers memory with all paths, including later connections. Requests with one piece of
+    /// this memory use it in place, also over RDMA.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) if the system or a device refuses, or
@@ -321,7 +321,7 @@ impl EmbeddedVolume {
     }
 
     /// Ends the registration of memory when no request in flight uses it. Returns false if that
-    /// takes more than 10 s; it then happens later.
+    /// takes more than 10 s; the registration then ends later.
     pub fn unregister_memory(&self, region: &Arc<Region>) -> bool {
         let device = DeviceIndex::FIRST;
         let is_done =
@@ -329,9 +329,9 @@ impl EmbeddedVolume {
         self.has_ended() || is_done() || self.has_ended()
     }
 
-    /// Ends the session: requests in flight finish within `grace`, at most an hour, and those that
-    /// are left then fail. Takes at most 20 s longer. Returns the number of requests that did not
-    /// end in time; 0 if the session was closed before.
+    /// Ends the session: requests in flight finish within `grace`, at most an hour, and the rest
+    /// then fail. Takes at most 20 s longer than `grace`. Returns the number of requests that did
+    /// not end in time; 0 if the session was closed before.
     pub fn close(&mut self, grace: Duration) -> usize {
         let Some(running) = self.running.get_mut().take() else { return 0 };
         let (begin, grace) = (Instant::now(), grace.min(GRACE_MAX));

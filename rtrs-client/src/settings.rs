@@ -1,8 +1,9 @@
 //! Every setting of the client, declared once: flag, key of the YAML file, default, help.
 //!
 //! Owns [`SessionSettings`], which `attach` and `bench` share, [`AttachSettings`],
-//! [`BenchSettings`], which are below the key `bench`, and [`Settings`], the whole file. A value
-//! that is invalid on its own is refused where it is read; `plan.rs` validates combinations.
+//! [`BenchSettings`], which are below the key `bench`, [`PlaceSettings`], which all commands share,
+//! and [`Settings`], the whole file. A value that is invalid on its own is refused where it is
+//! read; `plan.rs` validates combinations.
 
 mod socket;
 mod values;
@@ -381,10 +382,11 @@ impl rtrs_core::settings::Settings for Settings {
 }
 
 impl Settings {
-    /// Reads the text of a configuration file called `name` in errors. An empty text sets nothing.
+    /// Reads the text of a configuration file, which errors call `name`. An empty text sets
+    /// nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with the name, the line and a remedy.
     pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
         settings_from_yaml(text, name)
     }

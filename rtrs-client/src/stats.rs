@@ -35,12 +35,12 @@ pub struct PathCount {
     pub requests: u64,
     /// Number of requests answered.
     pub answers: u64,
-    /// Bytes of data in answered requests.
+    /// Bytes of data in requests that were answered without an error.
     pub bytes: u64,
     /// Number of answers with an error.
     pub errors: u64,
     /// Number of requests in flight when the path died, which moved to another path or were
-    /// repeated here.
+    /// repeated on this path.
     pub failovers: u64,
     /// Number of requests that waited for the path's fence when it died.
     pub fence_waits: u64,
@@ -50,7 +50,7 @@ pub struct PathCount {
     pub bounced: u64,
 }
 
-/// Counters of a shard for a volume since it was added.
+/// Counters of a volume on a shard, since the volume was added.
 #[derive(Clone, Debug)]
 pub struct DeviceStats {
     /// Counters by operation: read, write, flush, discard, write zeroes, extents.
@@ -85,7 +85,7 @@ pub(crate) enum Done {
 }
 
 impl DeviceStats {
-    /// Counts as errors the flushes that succeeded at the server but failed for their user.
+    /// Counts as errors the flushes that succeeded at the server but failed for the caller.
     pub(crate) fn count_failed_flushes(&mut self, count: u64) {
         self.ops[op_index(IoOp::Flush)].errors += count;
     }
@@ -125,7 +125,7 @@ fn add_latency(mine: &mut Histogram<u64>, theirs: &Histogram<u64>) {
     }
 }
 
-/// Counters of a shard for the session's paths since start.
+/// Counters of the session's paths on a shard, since the session started.
 #[derive(Clone, Debug)]
 pub struct ShardStats {
     /// Counters by path, in the session's order.
@@ -158,7 +158,7 @@ const fn op_index(op: IoOp) -> usize {
     }
 }
 
-/// Empty histogram: 1 us to 100 s, two digits, in memory that is allocated once.
+/// Empty histogram: 1 us to 100 s, two significant digits, in memory that is allocated once.
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 100_000_000_000, 2)
         .unwrap_or_else(|e| panic!("constant histogram bounds: {e}"))
@@ -206,7 +206,7 @@ impl ShardStats {
         self.paths[path].bounced += 1;
     }
 
-    /// Counts a request that moved elsewhere when this path died.
+    /// Counts a request in flight when this path died.
     pub(crate) fn request_moved(&mut self, path: usize) {
         self.paths[path].failovers += 1;
     }
@@ -216,7 +216,7 @@ impl ShardStats {
         self.paths[path].fence_waits += 1;
     }
 
-    /// Counts a request on this path that became slow.
+    /// Counts a request that became slow on this path.
     pub(crate) fn request_slow(&mut self, path: usize) {
         self.paths[path].slow_requests += 1;
     }

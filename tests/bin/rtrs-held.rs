@@ -45,8 +45,8 @@ fn execute(args: &LowArgs) -> Result<(), Error> {
     serve_over(&plan, |source| hold(source, dir.clone()))
 }
 
-/// Puts the layer over a disk, and starts the thread that controls it; the thread ends with the
-/// process, or with the test's directory.
+/// Puts the holding layer over a disk, and starts the thread that controls the layer. The thread
+/// ends with the process, or when a command file cannot be renamed or removed.
 fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
     let (source, handle) = pause(source);
     let command = move || {
@@ -70,7 +70,7 @@ fn look(dir: &Path, handle: &PauseHandle) -> io::Result<()> {
         fs::rename(&hold, &armed)?;
     }
     if armed.exists() && handle.held() > 0 {
-        // No later write is held, not even a copy of this one.
+        // No later write is held, not even a resent copy of this write.
         handle.hold_range(&[IoOp::Write], 0..0);
         fs::rename(&armed, &holding)?;
     }

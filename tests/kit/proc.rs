@@ -46,9 +46,9 @@ pub struct Finished {
     pub command: String,
     /// Exit code; `None` when a signal ended the program.
     pub code: Option<i32>,
-    /// Complete standard output, lossily as text.
+    /// Complete standard output, decoded lossily.
     pub stdout: String,
-    /// Complete standard error, lossily as text.
+    /// Complete standard error, decoded lossily.
     pub stderr: String,
 }
 
@@ -85,7 +85,7 @@ impl Finished {
         self
     }
 
-    /// Whether a session has refused this command because clients are connected.
+    /// Whether a session refused this command because clients were connected.
     #[must_use]
     pub fn is_refused_for_users(&self) -> bool {
         let refusals = ["is served to NBD clients", "is used by a virtual machine"];
@@ -104,7 +104,7 @@ impl Finished {
     }
 }
 
-/// Runs a program to its end, at most `limit`.
+/// Runs a program until it exits, for at most `limit`.
 ///
 /// # Panics
 /// Panics when it cannot be started or does not end in time; it is killed then.
@@ -125,7 +125,7 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// Starts the command with its output kept and no input.
+    /// Starts the command without input, keeping its output.
     ///
     /// # Panics
     /// Panics when it cannot be started.
@@ -168,7 +168,7 @@ impl Proc {
         Self { child, command: text, stdout, stderr, ended: None }
     }
 
-    /// Returns its process id, which stays ours until it has been waited for.
+    /// Returns the process ID, which is not reused until the process has been waited for.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -192,8 +192,8 @@ impl Proc {
         self.ended
     }
 
-    /// Waits until its output has `count` lines with `pattern`; returns the text after the pattern
-    /// on each, up to white space.
+    /// Waits until the process's output has `count` lines with `pattern`. Returns the text after
+    /// the pattern on each line, up to white space.
     ///
     /// # Panics
     /// Panics when it ends first, or `limit` has passed.
@@ -202,7 +202,7 @@ impl Proc {
         self.wait_words(pattern, count, limit, rest)
     }
 
-    /// Like [`wait_lines`](Self::wait_lines), for lines that begin with `start`.
+    /// Waits like [`wait_lines`](Self::wait_lines), for lines that begin with `start`.
     ///
     /// # Panics
     /// Panics when it ends first, or `limit` has passed.
@@ -243,11 +243,11 @@ impl Proc {
         }
     }
 
-    /// Sends a signal by its name without SIG, e.g. `TERM`, to this process alone. After `STOP` it
+    /// Sends a signal by its name without SIG, e.g. `TERM`, to this process alone. After `STOP`,
     /// waits until all threads are stopped.
     ///
     /// # Panics
-    /// Panics when it has ended already.
+    /// Panics when the process has already exited.
     pub fn signal(&mut self, name: &str) {
         let ended = self.poll();
         assert!(ended.is_none(), "{} has ended: {ended:?}\n{}", self.command, self.output());
@@ -257,7 +257,7 @@ impl Proc {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the process to exit.
     ///
     /// # Panics
     /// Panics when `limit` has passed; the process is killed then.

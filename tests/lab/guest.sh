@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs inside a guest of the lab, as root: prepares it, runs scenarios one after the other and
-# restores the machine between them. scripts/lab-run.sh reads and documents its lines on stdout.
+# Runs inside a guest of the lab, as root: prepares the guest, runs scenarios one after the other
+# and restores the machine between them. scripts/lab-run.sh reads and documents the lines that this
+# script prints on stdout.
 #
 #   guest.sh run ROLE NAME...    ROLE is one, or in a pair server or client
 #   guest.sh command             runs the file `command` of the shared folder, topology set up
@@ -16,7 +17,7 @@ export LAB_SHARE=/run/lab LAB_ROLE=${2:-one}
 # shellcheck source=tests/lab/kernel_faults.sh
 . tests/lab/kernel_faults.sh
 
-# Lines in the kernel's log that fail any scenario.
+# Lines in the kernel's log that make any scenario fail.
 KERNEL_FAULTS='WARNING: |BUG: |BUG at |Oops|general protection|blocked for more than|refcount_t'
 KERNEL_FAULTS+='|UBSAN|KASAN|Kernel panic|detected stall|recursive locking|list_(add|del) corr'
 KERNEL_FAULTS+='|(rtrs|rnbd)[-_].*([Uu]nexpected|Unknown IMM)'
@@ -32,13 +33,14 @@ guest_prepare() {
     echo 60 >/proc/sys/kernel/watchdog_thresh
     echo 45 >/proc/sys/kernel/hung_task_timeout_secs
     echo -1 >/proc/sys/kernel/hung_task_warnings
-    # Sends warnings and worse to the console, whose output the host keeps.
+    # Warnings and worse go to the console, whose output the host keeps.
     dmesg -n warn
     ip link set lo up
     ulimit -c 0
 }
 
-# Milliseconds of the loop below on an idle machine with the speed for which limits were chosen.
+# Milliseconds that the loop below takes on an idle machine of the speed for which the limits were
+# chosen.
 GUEST_LOOP_MS=700
 # Maximum factor by which limits are stretched.
 GUEST_SLOW_MAX=8
@@ -64,12 +66,12 @@ header() { # name key
     local value
     value=$(sed -n "/^#/!q; s/^# $2: *//p" {tests,rds}/lab/scenarios/"$1.sh" 2>/dev/null |
         head -n 1)
-    # As in scripts/lab-run.sh.
+    # The same extension as in scripts/lab-run.sh.
     [ "$2" != limit ] || [ -z "${LAB_LONG:-}" ] || value=$((value + 700))
     echo "$value"
 }
 
-# Ends processes that the scenario left running. Prints those that cannot be ended.
+# Ends processes that the scenario left running. Prints the processes that cannot be ended.
 guest_end_processes() {
     local signal pid
     for signal in TERM KILL; do
@@ -109,11 +111,11 @@ guest_disconnect() {
 }
 
 # --- the network ---
-# A topology is kept for the next scenario if it is unchanged: creating it took half of the overhead
-# of a scenario.
+# A topology is kept for the next scenario if that needs the same one: creating topologies took half
+# of the overhead of the scenarios.
 TOPOLOGY_PATHS= TOPOLOGY_STATE=
 
-# Prints the state that a scenario might change.
+# Prints the network state that a scenario might change.
 topology_state() {
     ip -4 -br addr
     ip -4 rule
@@ -122,14 +124,14 @@ topology_state() {
     rdma link
 }
 
-# Sets up that many paths, or keeps unchanged ones. A single guest has at least two, so that most
-# scenarios can share them.
+# Sets up that many paths, or keeps the current ones if they are unchanged. A guest that is not in a
+# pair has at least two, so that most scenarios can share them.
 guest_network() { # paths
     local paths=$1
     [ "$LAB_ROLE" != one ] || [ "$paths" -ge 2 ] || paths=2
     : >"$LAB_HOME/counters"
     if [ "$TOPOLOGY_PATHS" = "$paths" ] && [ "$(topology_state)" = "$TOPOLOGY_STATE" ]; then
-        # Counters of devices start at their current values.
+        # The devices' counters count from their current values.
         grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* >"$LAB_HOME/counters"
         return 0
     fi
@@ -147,7 +149,7 @@ guest_network_down() {
 # Restores the machine. Prints what could not be undone.
 guest_cleanup() { # [keep]
     local status=0 device module target
-    # A process that waits for a device ends with the device.
+    # A process that waits for a device ends when the device is gone.
     guest_end_processes >/dev/null || { guest_disconnect && guest_end_processes; } || status=1
     while read -r target; do
         timeout 20 umount "$target" || { echo "$target stays mounted" && status=1; }
@@ -179,26 +181,27 @@ guest_leftovers() {
         [ -e "$device" ] && name=${device#/sys/block/} && echo "block device ${name%%/*}"
     done
     ps -e -o pid=,stat=,comm= | awk '$2 ~ /^D/ && $3 !~ /^kworker/ { print "process", $0 }'
-    # Objects of the kernel's own modules stay as long as the modules do.
+    # Objects of the kernel's own modules exist as long as the modules are loaded.
     rdma resource show qp 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/qp /'
     rdma resource show cm_id 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/cm_id /'
     rdma resource show mr 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/mr /'
 }
 
-# Prints the kernel's log since our mark.
+# Prints the kernel's log since the given mark.
 kernel_log() { # mark
     dmesg | awk -v mark="$1" 'seen; index($0, mark) { seen = 1 }'
 }
 
-# In a pair, waits until the other guest has reached the stage, within a bound.
+# In a pair, waits until the other guest has reached the stage, up to a limit.
 barrier() { # name stage
     [ "$LAB_ROLE" = one ] && return 0
     signal "$1.$LAB_ROLE.$2"
     await "$1.$(other_role).$2" 120
 }
 
-# Runs a scenario with its limit. A process that waits in the kernel cannot be ended, and `timeout`
-# does not end before it: it is abandoned, so that the guest can still report where it waits.
+# Runs a scenario with its time limit. A process that waits in the kernel cannot be ended, and
+# `timeout` does not end before that process: `timeout` is abandoned, so that the guest can still
+# report where the process waits.
 guest_scenario() { # limit file
     local scenario deadline=$((SECONDS + $1 * LAB_SLOW + 20))
     # shellcheck disable=SC2016
@@ -207,7 +210,7 @@ guest_scenario() { # limit file
     scenario=$!
     while kill -0 $scenario 2>/dev/null; do
         [ $SECONDS -lt $deadline ] || return 137
-        # Sleeps without a process: nothing is ever written there.
+        # Sleeps without a process: nothing is ever written to descriptor 8.
         read -r -t 0.5 -u 8 _
     done
     wait $scenario
@@ -244,7 +247,7 @@ run_scenario() { # name last
     fi
     [ "$LAB_ROLE" = one ] || signal "$name.$LAB_ROLE.over"
     if [ $status -eq 0 ]; then
-        # Processes that were just signaled may still be ending.
+        # Processes that have just been signaled may still be ending.
         for _ in {1..30}; do
             text=$(guest_leftovers 2>/dev/null)
             [ -n "$text" ] || break
@@ -257,7 +260,7 @@ run_scenario() { # name last
             fail "the scenario leaves nothing behind" "left: $text"
         fi
     fi
-    # The topology of a pair stays until both guests have finished.
+    # The topology of a pair is kept until both guests have finished.
     [ "$LAB_ROLE" = one ] || await "$name.$(other_role).over" "$limit" || dirty=dirty
     [ $status -eq 0 ] || [ $status -eq 77 ] || guest_report "$mark"
     # The last scenario shows that the modules can be unloaded.
@@ -282,7 +285,7 @@ run_scenario() { # name last
         fail "the scenario asserts something"
         status=1
     fi
-    # Also for failures after the last failed check, or without one.
+    # This also covers failures after the last failed check, or without a failed check.
     if [ $status -ne 0 ] && [ $status -ne 77 ]; then
         show_classes
         kernel_log "$mark" | kernel_faults_named | sed "s/^/KERNEL $name /"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run by scripts/package-test.sh in its virtual machine, at each boot, as root. Its lines PASS and
-# FAIL are counted there; `@@ done` is the last. Three boots: `install` follows the documents, then
-# uses the packages, upgrades them and prepares the next boot; `booted` checks the mounts; `again`
-# checks the shutdown, and purges the packages.
+# Run by scripts/package-test.sh in its virtual machine, at each boot, as root. That script counts
+# the lines PASS and FAIL; `@@ done` is the last line. There are three boots: `install` follows the
+# documents, uses and upgrades the packages, and prepares the next boot; `booted` checks the mounts;
+# `again` checks the shutdown and purges the packages.
 set -u
 export LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cd /var/lib/package-test || exit 1
@@ -48,13 +48,13 @@ next() { # stage
     exit 0
 }
 
-# No client session and no udev link is left.
+# Checks that no client session and no udev link is left.
 nothing_left() {
     is "$(rtrs-client list | wc -l)" 1 || is "$(rtrs-client list)" '' || return 1
     within 300 fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
 }
 
-# Omits backups of the user database, because the user rtrs remains.
+# Lists all files, without backups of the user database, because the user rtrs remains.
 all_files() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp \
         -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /var/tmp \
@@ -204,7 +204,7 @@ YAML
     check "the server exited cleanly" is "$(property rtrs-server Result)" success
 }
 
-# Writes and verifies, and counts rounds in `rounds`, until `enough` exists.
+# Writes and verifies data until `enough` exists, counting the rounds in `rounds`.
 load() {
     until [ -e enough ]; do
         fio --name=load --directory=/mnt/pool --size=4M --rw=randwrite --bs=4k --verify=crc32c \
@@ -236,7 +236,7 @@ partition_has_links() {
     wipefs -qaf /dev/rtrs/vol-0 && blockdev --rereadpt /dev/rtrs/vol-0
 }
 
-# Sets up one volume with its own service and another with rtrs-apply; both in fstab.
+# Sets up one volume with its own service and a second one with rtrs-apply, both in fstab.
 prepare_boot() {
     local name
     printf 'path: tcp://10.0.2.2:%s\ndevice: /dev/nbd3\n' "$PORT" >/etc/rtrs/boot-vol.yaml
@@ -261,7 +261,7 @@ YAML
     systemctl daemon-reload
 }
 
-# Prints when a unit became active, in microseconds since the boot.
+# Prints the time at which a unit became active, in microseconds since the boot.
 active_at() { property "$1" ActiveEnterTimestampMonotonic; }
 
 not_later() { # unit unit
@@ -287,7 +287,7 @@ look_at_boot() {
     done
 }
 
-# Prints the first line of the previous boot's journal with a text, counted from its beginning.
+# Prints the number of the first line with the given text in the previous boot's journal.
 line_of() { grep -nF -m1 -- "$1" journal | cut -d: -f1; }
 
 in_order() { # text text
@@ -317,7 +317,7 @@ look_at_end() {
     done
     check "no file system error" fails grep -E 'EXT4-fs (error|warning)|JBD2: .*error' \
         <(journalctl -b -1 -k)
-    # Before that, the kernel may fail to read the partitions of a reconnected device.
+    # Earlier in the journal, the kernel may fail to read the partitions of a reconnected device.
     check "no IO error at the end" fails grep 'I/O error' journal
     check "no session was killed" fails grep -E 'did not end in time|still in use' journal
 }

@@ -69,7 +69,7 @@ pub fn kept_seeds() -> Vec<(u64, &'static str)> {
 /// Parses a seed and a remark from each line, skipping empty lines and those that begin with `#`.
 ///
 /// # Panics
-/// Panics when a line has another form.
+/// Panics when a line has a different form.
 fn parse_seeds(text: &'static str) -> Vec<(u64, &'static str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines

@@ -1,8 +1,8 @@
-//! A Linux guest in QEMU, whose disk is a volume by vhost-user-blk: a file system under verified
-//! load, while the daemon and the server are killed and the export grows, and a reboot.
+//! Test with a Linux guest in QEMU whose disk is a volume over vhost-user-blk: a file system under
+//! verified load while the daemon and the server are killed and the export grows, then a reboot.
 //!
-//! The guest has a kernel of this machine, and an initramfs with programs of this machine and one
-//! script, which reports to its serial console in lines that begin with `@@`. QEMU emulates the
+//! The guest runs a kernel from this machine and an initramfs with programs from this machine and
+//! one script, which reports on the serial console in lines that begin with `@@`. QEMU emulates the
 //! processor, so nothing is measured.
 
 use std::collections::BTreeSet;
@@ -16,10 +16,10 @@ use rtrs_tests::{
     wait_for,
 };
 
-/// Maximum time of a boot, of a round of the load, and of the check after the reboot.
+/// Time limit for a boot, for a round of load, and for the check after the reboot.
 const GUEST_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// Programs of the guest.
+/// Programs in the guest.
 const PROGRAMS: [&str; 12] = [
     "sh",
     "cat",
@@ -34,10 +34,10 @@ const PROGRAMS: [&str; 12] = [
     "sync",
     "umount",
 ];
-/// Modules of the guest, without those that they need.
+/// Kernel modules in the guest, without their dependencies.
 const MODULES: [&str; 4] = ["crc32c_generic", "virtio_pci", "virtio_blk", "ext4"];
 
-/// Init of the guest. Rounds of load run until the host lets the disk grow.
+/// Init script of the guest. It runs rounds of load until the host grows the disk.
 const INIT: &str = r#"#!/usr/bin/sh
 export PATH=/usr/bin
 mount -t proc proc /proc
@@ -78,7 +78,7 @@ echo b >/proc/sysrq-trigger
 sleep 600
 "#;
 
-/// Kernel of this machine.
+/// Kernel from this machine.
 struct Kernel {
     image: PathBuf,
     modules: PathBuf,
@@ -112,8 +112,8 @@ impl Kernel {
         found.max_by(|one, other| one.image.cmp(&other.image))
     }
 
-    /// Returns files of the modules, each after those that it needs. Modules that are part of the
-    /// kernel are missing.
+    /// Returns the files of the modules, each after its dependencies. Modules that are built into
+    /// the kernel are left out.
     fn load_order(&self) -> Vec<String> {
         let text = fs::read_to_string(self.modules.join("modules.dep")).expect("modules.dep");
         let lines: Vec<(&str, &str)> =
@@ -171,7 +171,7 @@ impl Archive {
         }
     }
 
-    /// Adds a file at a path without its leading slash, once.
+    /// Adds a file at a path, unless the path was added before.
     fn file(&mut self, path: &Path, data: &[u8]) {
         let name = path.display().to_string();
         if !self.names.contains(&name) {
@@ -180,7 +180,7 @@ impl Archive {
         }
     }
 
-    /// Adds a program of this machine, and the libraries that it is linked with.
+    /// Adds a program from this machine, and the libraries with which it is linked.
     fn program(&mut self, name: &str) {
         let found = run("sh", &["-c", "command -v \"$0\"", name], COMMAND_TIME_MAX).ok().stdout;
         let program = found.trim();
@@ -229,7 +229,7 @@ fn qemu(kernel: &Kernel, initramfs: &Path, socket: &Path) -> Proc {
     Proc::start(command)
 }
 
-/// Server with one export that grows, and the client that serves it to the guest.
+/// Server with one export that grows, and the client that serves the export to the guest.
 struct Host {
     server: Option<Server>,
     client: Client,
@@ -248,7 +248,7 @@ impl Host {
         host
     }
 
-    /// Starts the server, at the address of the earlier one if there was one.
+    /// Starts the server, at the address of the previous server if there was one.
     fn start_server(&mut self) {
         let (export, state) = (self.scratch.text("v.img"), self.scratch.text("state"));
         let server = Server::builder().export(format!("v={export}")).listen(self.portal.clone());

@@ -100,7 +100,7 @@ fn a_read_only_volume_is_read_only_for_the_guest() {
     assert_eq!(rings[0].get(&guest, 0, 512), [0; 512]);
 }
 
-/// The requests of a guest do not appear in memory that is not shared.
+/// If a guest's memory is not shared, the device sees the guest's kicks but no requests.
 #[test]
 fn doctor_explains_memory_that_is_not_shared() {
     let stand = Stand::new(&[]);
@@ -149,19 +149,19 @@ fn a_socket_in_use_is_refused_and_its_access_is_set() {
     let _ = other.command(&words).code(1).says("is in use by another process");
 }
 
-/// Returns the data of a write, which names its sector and its turn.
+/// Returns the data of a write, which encodes the write's sector and turn.
 fn pattern(sector: u64, turn: u64) -> Vec<u8> {
     let words = [sector, turn].map(u64::to_le_bytes);
     words.as_flattened().repeat(4096 / 16)
 }
 
-/// The process is killed under load, and the guest sees only a pause.
+/// Kills the client's process under load; the guest sees only a pause.
 #[test]
 fn a_killed_process_loses_no_request() {
     let stand = Stand::new(&["--shards", "2"]);
     let (mut guest, mut rings) = stand.guest(2);
     let prng = &mut Prng::new(23);
-    // A slot writes to one place; the last answered write must be there.
+    // Each slot writes to one place, which must hold the slot's last answered write.
     let mut turns = vec![0_u64; usize::from(SLOTS)];
     let start = |guest: &Guest, ring: &mut GuestRing, slot: u16, turn: u64| {
         let sector = u64::from(slot) * 8;
@@ -203,7 +203,7 @@ fn a_killed_process_loses_no_request() {
     }
 }
 
-/// The monitor takes memory of its guest away under load. Its connection ends, and nothing else.
+/// The monitor truncates its guest's memory under load. Only the monitor's connection ends.
 #[test]
 fn memory_that_is_taken_away_costs_one_connection() {
     let stand = Stand::new(&["--shards", "1"]);
@@ -224,7 +224,7 @@ fn memory_that_is_taken_away_costs_one_connection() {
             ring.kick_always();
         }
         guest.truncate(SLOTS_AT);
-        // The first ring may have cut the connection already.
+        // The first ring may already have ended the connection.
         let _ = guest.enable(1, true);
         guest.wait_for_cut("memory was taken away");
         other.progress();
@@ -237,8 +237,8 @@ fn memory_that_is_taken_away_costs_one_connection() {
     assert!(log.contains("memory of the guest was taken away"), "{log}");
 }
 
-/// Boot sector that repeatedly copies the second sector to the third one through the firmware,
-/// until the second one begins with 0xAA. Then it ends QEMU.
+/// Boot sector that repeatedly copies the second sector to the third through the firmware, until
+/// the second begins with 0xAA. Then the code makes QEMU exit.
 fn boot_sector() -> Vec<u8> {
     let code: &[u8] = &[
         0x31, 0xc0, // xor ax, ax
@@ -313,7 +313,7 @@ fn qemu_continues_after_its_disk_was_killed() {
     }
     await_copy(&stand, &[9; 512]);
     await_copy(&stand, &[0xaa; 512]);
-    // The guest ends with (0x20 << 1) | 1.
+    // The guest exits with value 0x20, which QEMU reports as (0x20 << 1) | 1.
     let _ = qemu.wait(COMMAND_TIME_MAX).code(0x41);
     assert_eq!(stand.client.status()["state"], "open");
 }

@@ -62,7 +62,8 @@ const UNSAFE_FILES: &[&str] = &[
     "rtrs-core/base/src/rt/socket.rs",
 ];
 
-/// Crates with such files: their roots deny `unsafe_code`, and their headers name the files.
+/// Roots of the crates with files that may contain `unsafe`. The roots deny `unsafe_code`, and
+/// their headers name the files.
 const UNSAFE_ROOTS: &[&str] = &[
     "rds/preload/src/",
     "rtrs-client/capi/src/",
@@ -150,7 +151,7 @@ const ANY_FRONT_END: &[&str] = &[
     "rtrs-client/src/frontend/mod.rs",
 ];
 
-/// Crates of one kind of front end, which those files must not name.
+/// Crates for a particular kind of front end, which [`ANY_FRONT_END`] must not name.
 const ONE_FRONT_END: &[&str] = &["nbd_bridge", "vhost_bridge"];
 
 /// Crates without import cycles between files.
@@ -194,7 +195,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
 ];
 
 /// Mark in a document where the output of a program is still missing. Spelled in two parts, as
-/// elsewhere, so that this file does not report itself.
+/// elsewhere, so that the rule does not report this file.
 const OUTPUT_MARK: &str = concat!("OUT", "PUT: ");
 
 /// Source of every dependency.

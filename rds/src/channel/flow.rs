@@ -1,13 +1,15 @@
 //! Payload that users of a socket have sent and taken, in counters that they share with the node,
 //! and the ring for their messages in the same memory.
 //!
-//! The buffers of a socket hold payload only, as in the kernel, and the connection between user
-//! and node belongs to them. So users compare what they have sent with what is released, which the
-//! board shows, and the node compares what it has passed on with what they have taken. Each socket
-//! has its own counters: who holds a socket can change those of no other.
+//! The buffers of a socket hold payload only, as in the kernel, and they include the connection
+//! between user and node. So users compare the payload that they have sent with the payload that
+//! was released, which the board shows, and the node compares the payload that it has passed on
+//! with the payload that they have taken. Each socket has its own counters, so a user of one socket
+//! cannot change those of another.
 //!
-//! Users count after they have sent or received. If one is killed in between, a message sent is not
-//! limited, and one received waits until the node finds the connection empty.
+//! Users count after they have sent or received. If a user is killed in between, a sent message
+//! does not count against the buffer, and a received message counts as waiting until the node finds
+//! the connection empty.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +38,7 @@ impl Flow {
     /// Opens the counters and the ring of a socket.
     ///
     /// # Errors
-    /// The system's error; `InvalidData` for anything else.
+    /// The system's error; `InvalidData` if the memory is not that of a socket.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let (counters, ring) = open_ring(fd, COUNT, RING_LEN)?;
         Ok(Self { counters, ring })
@@ -52,15 +54,15 @@ impl Flow {
         self.ring.woken(token);
     }
 
-    /// Returns the position in the ring behind the messages that were sent before.
+    /// Returns the position in the ring after all messages added so far.
     pub(crate) fn position(&self) -> u32 {
         self.ring.position()
     }
 
     /// Counts a message that `send` sends over the socket.
     pub(crate) fn by_socket<E>(&self, send: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        // Counted before, so that no message in the ring overtakes it. A process that is killed in
-        // between makes the node look at the socket too often.
+        // Counted before sending, so that no message in the ring overtakes this one. A process that
+        // is killed in between makes the node look at the socket too often.
         self.counters.add(BY_SOCKET, 1);
         let sent = send();
         if sent.is_err() {
@@ -90,7 +92,7 @@ impl Flow {
     }
 }
 
-/// Returns how far a total is behind another one; 0 if it is not.
+/// Returns how far the total `from` is behind `to`; 0 if it is not behind.
 fn distance(from: u32, to: u32) -> usize {
     usize::try_from(to.wrapping_sub(from).cast_signed()).unwrap_or(0)
 }
@@ -106,7 +108,7 @@ pub(crate) struct NodeFlow {
     received: u32,
     /// Payload passed on to users.
     passed: u32,
-    /// Payload that users have taken, at the last look.
+    /// Payload that users have taken, when last read.
     taken: u32,
     /// Payload taken by users that did not count it.
     uncounted: u32,
@@ -143,7 +145,7 @@ impl NodeFlow {
         self.passed = self.passed.wrapping_add(word(len));
     }
 
-    /// Whether messages were passed on that users have not taken, as far as known.
+    /// Whether users are not known to have taken all messages that were passed on.
     pub(crate) fn has_untaken(&self) -> bool {
         self.taken != self.passed
     }
@@ -153,12 +155,13 @@ impl NodeFlow {
         let counted = self.counters.get(TAKEN);
         let total = counted.wrapping_add(self.uncounted);
         let excess = distance(self.passed, total);
-        // Counted late, or wrongly: not more can be taken than was passed on.
+        // Users counted late, or wrongly: no more can be taken than was passed on.
         self.uncounted = self.uncounted.wrapping_sub(word(excess));
         self.advance(total.wrapping_sub(word(excess)))
     }
 
-    /// Returns the payload that users have taken since the last call, which is all.
+    /// Returns the payload that users have taken since the last call, if they have taken
+    /// everything.
     pub(crate) fn take_all(&mut self) -> usize {
         self.uncounted = self.passed.wrapping_sub(self.counters.get(TAKEN));
         self.advance(self.passed)
@@ -199,7 +202,7 @@ mod tests {
             assert_eq!(user.in_flight(node.released(0)), 1000);
             node.received(1000);
             assert_eq!(user.in_flight(node.released(400)), 400);
-            // Released before the sender has counted it.
+            // The payload is released before the sender has counted it.
             node.received(999_999_000);
             assert_eq!(user.in_flight(node.released(0)), 0);
             user.sent(999_999_000);

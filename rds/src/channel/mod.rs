@@ -3,9 +3,10 @@
 //! Each socket of a user is a connection to the node: a unix socket that preserves message
 //! boundaries (SOCK_SEQPACKET), whose descriptor can be polled, duplicated and inherited. Messages
 //! are `Packet`s followed by their payload; the rest of a payload above `INLINE_MAX` is in a memfd.
-//! Requests with an answer use a connection of their own. State that users check before they send
-//! is in shared memory, the [`Board`]; what they have sent and taken is in counters that they share
-//! with the node, the [`Flow`]. Short messages to the node take a ring in the same memory (`ring`).
+//! A request with an answer uses a separate connection. State that users check before they send is
+//! in shared memory, the [`Board`]; the amounts that they have sent and taken are in counters that
+//! they share with the node, the [`Flow`]. Short messages to the node pass through a ring in the
+//! same memory (`ring`).
 
 mod big;
 mod board;

@@ -1,4 +1,4 @@
-//! Fixed head of all packets between a node and its users.
+//! Fixed header of all packets between a node and its users.
 //!
 //! Both sides are on one host and, as the version ensures, of one build, so integers are in host
 //! byte order.
@@ -32,7 +32,7 @@ kinds! {
     /// counters are attached.
     Bound = 2,
     /// User: send the `len` bytes that follow to `address` and `port`. With `extra` 1, `value` is
-    /// the cookie for [`Completed`](Self::Completed). Has a position of the ring.
+    /// the cookie for [`Completed`](Self::Completed). Has a ring position.
     Send = 3,
     /// User: notify when `port` of `address` is no longer congested.
     Watch = 4,
@@ -45,7 +45,7 @@ kinds! {
     /// Node: the message with the cookie `value` is complete.
     Completed = 7,
     /// User, on a socket: its send buffer is full. The node leaves the packet unread until there is
-    /// room, so that the connection is not writable before. Has a position of the ring.
+    /// room, so that the connection is not writable until then. Has a ring position.
     Full = 8,
     /// User, on a control connection: messages of the slot `extra` with the serial number `len`
     /// were taken, up to the mark on the board. Has no answer.
@@ -65,12 +65,12 @@ kinds! {
     Cancel = 20,
     /// User: return the info option `value`.
     Info = 21,
-    /// User: reserve a place for the peer `address`, if there is one.
+    /// User: reserve a place for the peer `address`, if one is free.
     Reach = 23,
-    /// User, on a socket: the attached connection may change this socket. With a number in `value`
-    /// and `extra`, so may that control connection instead, and the attached one only gets the
-    /// answer: [`Bound`](Self::Bound) with the socket's slot, and in `address` the number of the
-    /// control connection.
+    /// User, on a socket: the attached connection may change this socket. If `value` and `extra`
+    /// hold the number of a control connection, that connection may do so instead, and the attached
+    /// one only gets the answer: [`Bound`](Self::Bound) with the socket's slot, and in `address`
+    /// the number of the control connection.
     Control = 24,
     /// Node: success, or the errno in `value`. For information: `len` bytes in a memfd, with
     /// elements of `extra` bytes.
@@ -89,13 +89,13 @@ pub(crate) struct Packet {
     pub(crate) times: PacketTimes,
 }
 
-/// Times of a message in the node, for [`PacketKind::Data`]. Packets of users have a position of
-/// the ring in place of the first one.
+/// Times of a message in the node, for [`PacketKind::Data`]. Packets from users have a ring
+/// position in place of `header`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PacketTimes {
-    /// Nanoseconds in which the header arrived.
+    /// Time that the header took to arrive, in nanoseconds.
     pub(crate) header: u32,
-    /// Nanoseconds in which the payload arrived.
+    /// Time that the payload took to arrive, in nanoseconds.
     pub(crate) payload: u32,
     /// Time at which the message was queued for its reader, in nanoseconds of the monotonic clock.
     pub(crate) queued: u64,
@@ -106,7 +106,7 @@ impl PacketTimes {
 }
 
 impl Packet {
-    /// Creates a packet without contents other than the kind.
+    /// Creates a packet with no contents except the kind.
     pub(crate) fn new(kind: PacketKind) -> Self {
         let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         Self { kind, port: 0, len: 0, address, value: 0, extra: 0, times: PacketTimes::NONE }

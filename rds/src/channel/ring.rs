@@ -1,35 +1,38 @@
 //! Ring through which users pass messages to their node, beside the unix socket.
 //!
-//! Each message through a unix socket costs a system call and a copy on either side. The ring is
-//! memory that the users of a socket share with the node, so a message costs one copy on either
-//! side, and a system call only if the node sleeps ([`PacketKind::Wake`]). The node empties the
-//! rings that it knows to be in use in each turn, and announces that it sleeps before it does
+//! Each message through a unix socket costs a system call and a copy on each side. The ring is
+//! memory that the users of a socket share with the node, so a message costs one copy on each side,
+//! and a system call only if the node is asleep ([`PacketKind::Wake`]). In each turn, the node
+//! empties the rings that it knows to be in use; it announces a sleep before it sleeps
 //! (`rtrs_base::mem`).
 //!
 //! **Two ways.** Messages longer than [`RING_MESSAGE_MAX`] take the socket, and so does any message
-//! when the ring is full or another thread or process writes to it at that moment: the lock of the
-//! ring is tried, never awaited, so a process that was killed or stopped while it held it makes
-//! others slower and blocks none of them. A forked process uses the mapping that it inherits; one
-//! that was given the descriptor, or was started with it, maps the memory that the node passes to
-//! it. A message that was sent before another one, by whichever process, must stay before it:
-//! - A packet on the socket has the position of the ring at which it was sent. The node reads it
-//!   after the messages before this position.
-//! - A message in the ring has the number of messages that users had begun to send over the socket.
-//!   If the node has read fewer, one of them may precede this message, and the node looks at the
-//!   socket first. If it is empty, none precedes it: what was counted was not sent yet.
+//! when the ring is full or another thread or process is writing to the ring at that moment: the
+//! lock of the ring is tried, never awaited, so a process that was killed or stopped while holding
+//! the lock slows others down but blocks none of them. A forked process uses the mapping that it
+//! inherits; a process that was passed the descriptor, or was started with it, maps the memory that
+//! the node passes to it. Messages must stay in the order in which they were sent, whichever
+//! processes sent them:
+//! - A packet on the socket carries the position of the ring at which it was sent. The node reads
+//!   the packet after the messages before this position.
+//! - A message in the ring carries the number of messages that users had begun to send over the
+//!   socket. If the node has read fewer, a message on the socket may precede this one, and the node
+//!   checks the socket first. If the socket is empty, none precedes it: what was counted has not
+//!   been sent yet.
 //!
-//! **Full buffers.** A program polls the descriptor, so a full send buffer must make it unwritable:
-//! by a packet that the node leaves in the socket until there is room (`rds/src/socket/room.rs`).
-//! Since the messages before that packet may be in the ring, the node peeks at the socket, and
-//! reads a packet only once the ring is empty up to its position and the buffer has room.
+//! **Full buffers.** A program polls the descriptor, so a full send buffer must make the descriptor
+//! unwritable. A packet that the node leaves in the socket until there is room does that
+//! (`rds/src/socket/room.rs`). Since the messages before that packet may be in the ring, the node
+//! peeks at the socket, and reads a packet only once the ring is empty up to the packet's position
+//! and the buffer has room.
 //!
-//! **Trust.** Users of a socket trust each other. The node trusts none of them: it checks every
-//! index and length, which it reads once, and copies a message into the memory in which it keeps it
-//! until it is acknowledged. A user that breaks the ring loses its socket. Wrong positions, numbers
-//! and sleep states change the order or delay the messages of this socket only.
+//! **Trust.** Users of a socket trust each other. The node trusts none of them: it reads every
+//! index and length only once, checks it, and copies each message into its own memory, where the
+//! message stays until it is acknowledged. A user that corrupts the ring loses its socket. Wrong
+//! positions, numbers and sleep states only reorder or delay the messages of this socket.
 //!
-//! **A node that is killed** cannot say so. Users of its sockets notice when they wake it, when the
-//! ring or the send buffer is full, and when they receive.
+//! **A killed node** cannot announce its end. Users of its sockets notice when they wake it, when
+//! the ring or the send buffer is full, and when they receive.
 
 use std::io::IoSlice;
 
@@ -37,8 +40,8 @@ use rtrs_base::mem::{Front, Malformed, RingReader, RingWriter, Written};
 
 use super::packet::{PACKET_LEN, Packet, PacketKind};
 
-/// Length of a ring. It exceeds the default send buffer, so messages of usual lengths fit in
-/// whenever they may be sent.
+/// Length of a ring. It exceeds the default send buffer, so messages of usual lengths fit whenever
+/// the send buffer has room for them.
 pub(super) const RING_LEN: usize = 256 << 10;
 /// Maximum length of a payload in the ring.
 pub(crate) const RING_MESSAGE_MAX: usize = 64 << 10;
@@ -81,13 +84,13 @@ impl NodeRing {
         Self { reader, is_used: false, by_socket: 0 }
     }
 
-    /// Whether the users of the socket use the ring.
+    /// Whether users of the socket have used the ring.
     pub(crate) fn is_used(&mut self) -> bool {
         self.is_used = self.is_used || self.reader.has_input();
         self.is_used
     }
 
-    /// Whether a message waits.
+    /// Whether a message is waiting.
     pub(crate) fn has_input(&self) -> bool {
         self.reader.has_input()
     }
@@ -110,7 +113,7 @@ impl NodeRing {
         self.reader.front()
     }
 
-    /// Whether messages before this position were not read.
+    /// Whether messages before this position are still unread.
     pub(crate) fn is_before(&self, position: u32) -> bool {
         is_ahead(position, self.reader.position())
     }
@@ -134,24 +137,24 @@ impl NodeRing {
         self.by_socket = self.by_socket.wrapping_add(1);
     }
 
-    /// Prepares a sleep of the node. Returns false if a message waits.
+    /// Prepares the node's sleep. Returns false if a message is waiting.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.reader.prepare_sleep()
     }
 
-    /// Ends a sleep of the node, which looks at the ring from now on.
+    /// Ends the node's sleep; the node checks the ring from now on.
     pub(crate) fn awake(&mut self) {
         self.reader.awake();
     }
 
-    /// Lets users notice that the node has closed the socket: their next message wakes a node that
-    /// is not there.
+    /// Lets users notice that the node has closed the socket: with their next message they try to
+    /// wake the node, which fails.
     pub(crate) fn close(&mut self) {
         self.reader.arm();
     }
 }
 
-/// Whether a number that wraps is above another one.
+/// Whether `number` is above `of`; both wrap.
 fn is_ahead(number: u32, of: u32) -> bool {
     number.wrapping_sub(of).cast_signed() > 0
 }
@@ -224,7 +227,7 @@ mod tests {
         node.ring.read_from_socket();
         assert!(is_next(&node));
         take(&mut node);
-        // One that could not be sent is not awaited.
+        // A message that could not be sent is not awaited.
         by_socket(false);
         send(&user, 4, 10);
         assert!(is_next(&node));

@@ -29,7 +29,7 @@ pub(super) type ClientId = u64;
 pub(super) struct Asker {
     /// Connection that decides which sockets may be changed.
     pub(super) control: ClientId,
-    /// Connection that gets the answer.
+    /// Connection that receives the answer.
     pub(super) answering: ClientId,
 }
 
@@ -41,9 +41,9 @@ pub(super) struct Bound {
     /// State of the socket as published on the board.
     pub(super) view: SocketView,
     pub(super) flow: NodeFlow,
-    /// The socket is full, so the user's messages are not read.
+    /// Whether the socket is full, so that the user's messages are not read.
     pub(super) is_full: bool,
-    /// The user has disconnected; its remaining messages are read until this time.
+    /// Time until which the remaining messages are read, after the user has disconnected.
     pub(super) ends_at: Option<Instant>,
 }
 
@@ -53,11 +53,12 @@ pub(super) struct Client {
     pub(super) fd: Fd,
     /// Process that created the connection.
     pub(super) credentials: PeerCredentials,
-    /// Passed over another connection, for answers and requests. It cannot become a socket:
-    /// processes that share it could change the buffers of this end.
+    /// Whether the connection was passed over a different connection, for requests and answers.
+    /// Such a connection cannot become a socket: processes that share it could change the buffers
+    /// of this end.
     pub(super) is_passed: bool,
     pub(super) inode: u64,
-    /// None if the connection has no request yet, or only queries.
+    /// Socket of the connection; None if no request has arrived yet, or only queries.
     pub(super) bound: Option<Bound>,
     /// Polls in progress: for input, for room, and for a hangup while the socket is full.
     pub(super) reading: Option<OpId>,
@@ -99,8 +100,8 @@ impl Client {
     /// Takes over a connection that a process with these credentials has passed.
     ///
     /// # Errors
-    /// `InvalidInput` for anything but a connected unix socket for packets: others may be readable
-    /// without input, or never end. Otherwise the system's error.
+    /// `InvalidInput` for anything but a connected unix socket for packets: other descriptors may
+    /// be readable without input, or never end. Otherwise the system's error.
     pub(super) fn passed(fd: OwnedFd, credentials: PeerCredentials) -> io::Result<Self> {
         let is_packet_socket = socket_domain(&fd)? == AddressFamily::UNIX
             && socket_type(&fd)? == SocketType::SEQPACKET
@@ -143,12 +144,13 @@ impl Client {
             Err(error) => return broken(&error),
         }
         let had_message = ring.has_input();
-        // Messages may have been published before a packet that has been sent since.
+        // Since the check of the ring, users may have added messages to it and then sent a packet.
         let peeked = peek(&self.fd);
         let Some(ring) = self.ring_in_use() else { return Input::Nothing };
         let is_preceded = match &peeked {
             Peeked::Packet(packet) => packet.position().is_some_and(|at| ring.is_before(at)),
-            // A message that was not there may follow a packet that has been sent since.
+            // A message that was not in the ring before the peek may follow a packet that was sent
+            // after the peek.
             Peeked::Nothing => had_message,
             Peeked::End => true,
         };
@@ -166,8 +168,8 @@ impl Client {
         let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
         let mut got = receive_passed(&self.fd, &mut parts);
         if got.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
-            // The user has closed the connection with unread input. The system reports that once,
-            // before the data that the user had sent.
+            // The user closed the connection before reading all input. The system reports that
+            // once, before the data that the user had sent.
             got = receive_passed(&self.fd, &mut parts);
         }
         let nothing = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
@@ -197,7 +199,7 @@ impl Client {
     /// Sends a packet with descriptors, if there is room now.
     ///
     /// # Errors
-    /// The system's error; `WouldBlock` without room.
+    /// The system's error; `WouldBlock` if there is no room.
     pub(super) fn write(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send(packet, &[], fds)
     }
@@ -255,7 +257,7 @@ fn broken(error: &Malformed) -> Input {
     Input::End
 }
 
-/// The next packet of a connection, which stays there.
+/// Next packet of a connection, which stays unread.
 #[derive(Debug)]
 enum Peeked {
     Packet(Packet),
@@ -269,7 +271,7 @@ fn peek(fd: &Fd) -> Peeked {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let mut got = recv(fd, &mut head, flags);
     if matches!(got, Err(Errno::CONNRESET)) {
-        // Reported once, as to [`Client::read_connection`].
+        // Reported once, as in [`Client::read_connection`].
         got = recv(fd, &mut head, flags);
     }
     match got {

@@ -1,4 +1,4 @@
-//! All users of a node: sockets of this and other processes, and connections for requests.
+//! All users of a node: the sockets of this and other processes, and the connections for requests.
 
 mod buffers;
 mod requests;
@@ -22,14 +22,15 @@ use super::untaken::Untaken;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
 use crate::proto::{Event, Node, Outgoing, Pending, Refused, SocketId};
 
-/// Maximum number of packets read from one user, or of messages passed on, in a turn.
+/// Maximum number of packets read from one user, or of messages passed on to one user, per turn.
 const PACKETS_MAX: usize = 128;
-/// Maximum number of packets when everything sent so far must be read: more than a unix socket and
-/// a ring hold, so that a user that keeps sending cannot hold up the node.
+/// Maximum number of packets read when everything sent so far must be read. It exceeds what a unix
+/// socket and a ring hold; the limit keeps a user that never stops sending from holding up the
+/// node.
 const PACKETS_ALL: usize = 8192;
-/// Time for which messages that a user sent before it disconnected may wait for room.
+/// Maximum time for which the messages of a disconnected user wait for room.
 const LINGER: Duration = Duration::from_secs(5);
-/// Pause after an accept, or a message to a user, that failed for lack of descriptors or memory.
+/// Pause after an accept or a delivery failed for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Purpose of an operation.
@@ -38,7 +39,7 @@ enum Task {
     Accept,
     Read(ClientId),
     Write(ClientId),
-    /// Hangup of the user of a full socket.
+    /// The user of a full socket has hung up.
     End(ClientId),
 }
 
@@ -74,7 +75,7 @@ struct Request {
 #[derive(Debug)]
 struct Passed {
     connection: OwnedFd,
-    /// Refused sends of the process.
+    /// Counters of the process's refused sends.
     tally: Option<OwnedFd>,
 }
 
@@ -82,7 +83,7 @@ struct Passed {
 #[derive(Debug)]
 struct Accepting {
     listener: Option<Fd>,
-    /// Time of the next accept, after one that failed.
+    /// Time of the next accept after a failed one.
     at: Option<Instant>,
 }
 
@@ -101,11 +102,11 @@ pub(super) struct Clients {
     accepting: Accepting,
     clients: BTreeMap<ClientId, Client>,
     by_socket: BTreeMap<SocketId, ClientId>,
-    /// Users whose rings the node looks at; the others wake it.
+    /// Users whose rings the node checks each turn; the others wake the node.
     rings: BTreeSet<ClientId>,
     unbound: UnboundClients,
     controls: Controls,
-    /// Users that have disconnected and whose messages wait.
+    /// Users that have disconnected and whose messages still wait, by deadline.
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
     untaken: Untaken,
@@ -120,7 +121,7 @@ impl Clients {
     /// Creates the set of users that connect to `listener`.
     ///
     /// # Errors
-    /// The system's error when there is no memory for the board.
+    /// The system's error if the board cannot be created.
     pub(super) fn new(ring: &Rc<Ring>, node: &Node, listener: Option<Fd>) -> io::Result<Self> {
         let config = node.config();
         let clients = Self {
@@ -144,7 +145,7 @@ impl Clients {
         Ok(clients)
     }
 
-    /// Takes over a connection of a user. Returns its number, unless that fails.
+    /// Takes over a user's connection. Returns the user's ID, or None on failure.
     pub(super) fn adopt(&mut self, node: &mut Node, fd: OwnedFd) -> Option<ClientId> {
         match Client::new(fd) {
             Ok(client) => Some(self.add(node, client)),
@@ -165,7 +166,8 @@ impl Clients {
         id
     }
 
-    /// Records a connection that has no socket and may change none, and may be closed for others.
+    /// Records a connection that neither has a socket nor may change one. Such a connection may be
+    /// closed to make room for others.
     fn is_unbound(&mut self, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get(&id).filter(|client| client.bound.is_none()) else {
             return;
@@ -175,7 +177,7 @@ impl Clients {
         }
     }
 
-    /// Handles the users' requests. Returns true when anything was done.
+    /// Handles the users' requests. Returns true if anything was done.
     pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
         let mut busy = false;
         if self.accepting.at.is_some_and(|at| at <= now) {
@@ -213,8 +215,8 @@ impl Clients {
         busy
     }
 
-    /// Passes on an event of the node to its user. Returns false if the event is not for one of
-    /// them.
+    /// Passes on an event of the node to its user. Returns false if the event is not for any of
+    /// these users.
     pub(super) fn event(&mut self, now: Instant, node: &mut Node, event: Event) -> bool {
         match event {
             Event::Congestion(peer) => {
@@ -269,7 +271,7 @@ impl Clients {
         }
     }
 
-    /// Returns the sends that users were refused.
+    /// Returns the number of sends that were refused to users, by reason.
     pub(super) fn refused(&self) -> Refused {
         self.controls.refused()
     }
@@ -294,7 +296,7 @@ impl Clients {
             Err(_) if self.accepting.listener.is_none() => {}
             Err(error) => {
                 self.reserve.warn(now, &error);
-                // The next connection gets this descriptor.
+                // The next connection gets the released descriptor.
                 match self.reserve.release() {
                     true => self.accepting.submit(&self.port),
                     false => self.accepting.at = Some(now + PAUSE),
@@ -314,7 +316,7 @@ impl Clients {
                 let token = Task::Read(id).token();
                 client.reading = Some(self.port.submit(Op::readable(fd), token));
             }
-            // Not read before there is room, but a hangup must be noticed.
+            // A full socket is not read, but a hangup must be noticed.
             Some(bound) if client.watching.is_none() && bound.ends_at.is_none() => {
                 client.watching = Some(self.port.submit(Op::hangup(fd), Task::End(id).token()));
             }
@@ -334,7 +336,7 @@ impl Clients {
     }
 
     /// Reads messages of a user: as many as its socket accepts, or with `all` everything sent so
-    /// far, as far as there is memory.
+    /// far for which there is memory.
     fn read(&mut self, now: Instant, node: &mut Node, id: ClientId, all: bool) {
         // Called recursively when a request concerns another user's messages.
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -408,7 +410,7 @@ impl Clients {
         let socket = client.bound.as_ref().map(|bound| bound.id);
         match (packet.kind, socket, fds.next()) {
             (PacketKind::Send, Some(socket), _) => {
-                // The user has checked the board, and has already seen any error.
+                // The user checked the board before sending, so it has already seen any error.
                 let (to, port, cookie) = (packet.address, packet.port, packet.cookie());
                 let message = Outgoing { to, port, payload: body, cookie };
                 let sent = node.send(now, socket, message);
@@ -417,12 +419,13 @@ impl Clients {
                 }
             }
             (PacketKind::Watch, Some(socket), _) => {
-                // The port may have cleared since the user looked.
+                // The congestion may have ended since the user looked.
                 node.watch(socket, packet.address, packet.port);
             }
-            // There is room now, or it would not have been read.
+            // There is room now; otherwise the packet would not have been read.
             (PacketKind::Full, Some(_), _) | (PacketKind::Wake, Some(_), _) => {}
-            // Its process has closed the control connection. What was taken is applied after reads.
+            // Sent on the socket itself because the process closed its control connection. Taken
+            // messages are settled after each read.
             (PacketKind::Taken, Some(_), None) => {}
             (PacketKind::Taken, None, None) => {
                 // The socket may have been closed.
@@ -446,7 +449,7 @@ impl Clients {
         }
     }
 
-    /// Passes on the messages that wait for a user, as far as there is room.
+    /// Passes the messages that wait for a user on to it until its connection is full.
     fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(bound) = &client.bound else { return };
@@ -462,7 +465,7 @@ impl Clients {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
                 Err(error) => {
                     let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-                    // If the user has disconnected, the following read notices.
+                    // If the user has disconnected, the next read notices.
                     if !gone.contains(&error.kind()) {
                         self.starved.add(id, now + PAUSE);
                         if let Some(left_out) = self.starved.log(now) {
@@ -492,7 +495,7 @@ impl Clients {
     }
 }
 
-/// Passes on the next input of a socket, if there is room.
+/// Passes the next input of a socket on to its user, if there is room.
 fn pass_on(
     client: &mut Client,
     node: &mut Node,
@@ -521,7 +524,7 @@ fn pass_on(
     Ok(())
 }
 
-/// Returns the time in nanoseconds since 1970.
+/// Returns the wall-clock time in nanoseconds since 1970.
 fn wall_clock() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! Users that violate the protocol, on the loopback: they are ended, and others are not affected.
+//! Tests of users that violate the protocol: the node ends them, and others are not affected.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -109,7 +109,8 @@ fn works(node: &NodeHandle) {
     assert_eq!((done.kind, done.value, fds.len()), (PacketKind::Done, 0, 1));
 }
 
-/// A descriptor that is no connection, and a check that no process has it any more.
+/// Name of a descriptor that is not a connection, the descriptor, and a check that no process holds
+/// it anymore.
 type Wrong = (&'static str, OwnedFd, Box<dyn Fn() -> bool>);
 
 fn at_its_end(fd: OwnedFd) -> Box<dyn Fn() -> bool> {
@@ -171,7 +172,7 @@ fn descriptors_other_than_connections_end_their_user() {
         works(&node);
         last = Some(user);
     }
-    // Over the socket itself.
+    // The request goes over the socket itself.
     let file = std::fs::File::open("/dev/zero").unwrap();
     let User { socket, .. } = last.unwrap();
     put(&socket, &Packet::new(PacketKind::Control), &[], &[file.as_fd()]);
@@ -195,7 +196,7 @@ fn more_descriptors_than_a_request_has_end_their_user() {
     works(&node);
 }
 
-/// Its end would leave the port bound, or one of its ends would be in the hands of the user.
+/// Otherwise the user would hold an end of the socket, or the port would stay bound after its end.
 #[test]
 fn a_passed_connection_does_not_become_a_socket() {
     let node = start();
@@ -212,7 +213,8 @@ fn a_control_connection_that_is_closed_for_others_leaves_no_socket() {
     let node = start();
     let users: Vec<User> = (0..3).map(|_| user(&node)).collect();
     assert_eq!(sockets(&node), 3);
-    // The control connections have no sockets any more, and are closed for newer connections.
+    // The control connections no longer have sockets, and are closed to make room for newer
+    // connections.
     let controls: Vec<OwnedFd> = users.into_iter().map(|user| user.control).collect();
     wait_for("the sockets to be closed", || sockets(&node) == 0);
     let newer: Vec<OwnedFd> = (0..260).map(|_| node.way().connect().unwrap()).collect();
@@ -238,7 +240,7 @@ fn a_user_that_does_not_read_its_answer_gets_no_other() {
     works(&node);
 }
 
-/// Programs close descriptors that they do not know.
+/// Programs may close descriptors that they do not know.
 #[test]
 fn a_socket_without_its_control_connection_reports_what_it_has_taken() {
     let node = start();

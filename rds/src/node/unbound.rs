@@ -17,7 +17,7 @@ pub(super) struct UnboundClients {
 }
 
 impl UnboundClients {
-    /// Adds a new connection. Returns the connection to close to make room.
+    /// Adds a new connection. Returns a connection that must be closed to make room, if any.
     pub(super) fn add(&mut self, id: ClientId, user: UserId) -> Option<ClientId> {
         if self.clients.insert(id, user).is_none() {
             *self.counts.entry(user).or_default() += 1;
@@ -32,7 +32,7 @@ impl UnboundClients {
         Some(oldest)
     }
 
-    /// Removes a connection that is closed, or has a socket now.
+    /// Removes a connection that was closed, or that has a socket now.
     pub(super) fn remove(&mut self, id: ClientId) {
         let Some(user) = self.clients.remove(&id) else { return };
         if let Some(count) = self.counts.get_mut(&user) {

@@ -1,4 +1,4 @@
-//! Users with messages to take.
+//! Users that have not taken all of their messages.
 
 use std::collections::BTreeSet;
 
@@ -6,15 +6,15 @@ use rtrs_base::time::{Duration, Instant};
 
 use super::client::ClientId;
 
-/// Interval of the checks whether the connections of congested sockets are empty. Users report what
-/// they take, unless they are killed before they count it.
+/// Interval at which the node checks whether the connections of congested sockets are empty. Users
+/// report the messages that they take, unless they are killed before counting them.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Users that have not taken all that was passed on to them.
+/// Users that have not taken everything that was passed on to them.
 #[derive(Debug, Default)]
 pub(super) struct Untaken {
     pub(super) clients: BTreeSet<ClientId>,
-    /// Users whose ports are congested, and the time of the next check what they have taken.
+    /// Users whose ports are congested; the next check finds out what they have taken.
     pub(super) congested: BTreeSet<ClientId>,
     check_at: Option<Instant>,
 }
@@ -36,7 +36,7 @@ impl Untaken {
         }
     }
 
-    /// Returns the users to check, once it is time.
+    /// Returns the users to check, if the check is due.
     pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<ClientId> {
         if self.check_at.is_none_or(|at| at > now) {
             return BTreeSet::new();

@@ -8,8 +8,8 @@ use super::event::SendError;
 use super::tuning::Tuning;
 use crate::wire::PAYLOAD_MAX;
 
-/// Cost of a message in every memory limit, in addition to its payload. Without it, empty messages
-/// would be free.
+/// Cost that a message has in every memory limit in addition to its payload. Without it, empty
+/// messages would be free.
 pub const MESSAGE_COST: usize = 128;
 
 /// Maximum number of connections to a peer, as in the kernel.
@@ -26,15 +26,16 @@ pub struct Config {
     pub generation: u32,
     /// Seed of random delays and ports.
     pub seed: u64,
-    /// Maximum number of bytes that a socket has sent and its peers have not acknowledged; see
+    /// Maximum number of bytes that a socket may have sent without acknowledgment by its peers; see
     /// [`Node::set_buffers`](super::Node::set_buffers).
     pub sndbuf: usize,
-    /// Maximum number of bytes that wait for a socket's reader before peers have to stop sending.
+    /// Maximum number of bytes that may wait for a socket's reader before peers have to stop
+    /// sending.
     pub rcvbuf: usize,
-    /// Maximum that a socket may request for either buffer.
+    /// Maximum size that a socket may request for either buffer.
     pub buffer_max: usize,
-    /// Maximum number of bytes that wait for one socket whatever peers do; further messages are
-    /// dropped.
+    /// Maximum number of bytes that may wait for one socket, whatever peers do; further messages
+    /// are dropped.
     pub port_memory: usize,
     /// Limit like [`port_memory`](Self::port_memory) for everything sent by one peer.
     pub peer_memory: usize,
@@ -51,7 +52,7 @@ pub struct Config {
     pub paths: usize,
     /// Settings that can change while the node runs.
     pub tuning: Tuning,
-    /// Timeout of an attempt to connect, and of the first valid data on a new connection.
+    /// Timeout for an attempt to connect, and for the first valid data on a new connection.
     pub connect_timeout: Duration,
     /// Whether pings from other nodes are answered. Probes always are.
     pub ping: bool,

@@ -22,7 +22,7 @@ pub struct SocketInfo {
 /// State of a connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionState {
-    /// There is no connection, and none is needed.
+    /// No connection exists or is needed.
     Down,
     /// An attempt to connect is in progress.
     Connecting,
@@ -47,7 +47,7 @@ impl ConnectionState {
     }
 }
 
-/// State of one of the paths to a peer, and of its connection.
+/// State of a path to a peer, and of the path's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
     /// Address of the peer.
@@ -60,7 +60,7 @@ pub struct ConnectionInfo {
     pub next_rx: u64,
     /// State of the connection.
     pub state: ConnectionState,
-    /// Data is being written to the peer.
+    /// Whether data is being written to the peer.
     pub is_sending: bool,
     /// Cost of messages that wait to be sent to the peer or to be acknowledged by it.
     pub queued: usize,
@@ -103,7 +103,7 @@ pub enum QueueKind {
     Receive,
 }
 
-/// A message in a queue.
+/// Message in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageInfo {
     /// Queue of the message.

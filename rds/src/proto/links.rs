@@ -35,7 +35,7 @@ impl Links {
         link
     }
 
-    /// Queues the order to close a connection, which [`remove`](Self::remove) may have removed.
+    /// Queues the order to close a connection, even after [`remove`](Self::remove).
     pub(super) fn order_close(&mut self, id: LinkId) {
         self.orders.push_back(Order::Close(id));
     }

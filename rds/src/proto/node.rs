@@ -23,10 +23,10 @@ use super::stats::Stats;
 /// The node of one address.
 ///
 /// The driver moves bytes between the node and TCP connections, carries out [`Order`]s and passes
-/// [`Event`](super::Event)s to users. Before the first bytes of an accepted connection it reads
-/// the remaining data of the [`predecessors`](Peers::predecessors), and before the next accept that
-/// of the [`candidates`](Peers::candidates). It reports how much of the written data the
-/// peer's system has acknowledged.
+/// [`Event`](super::Event)s to users. Before the first bytes of an accepted connection, the driver
+/// reads the remaining data of the [`predecessors`](Peers::predecessors), and before the next
+/// accept, the remaining data of the [`candidates`](Peers::candidates). The driver reports how much
+/// of the written data the peer's system has acknowledged.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
@@ -34,7 +34,7 @@ pub struct Node {
     peers: Peers,
     /// Counters of data between peers and sockets.
     stats: Stats,
-    /// Rate limit of log lines that peers can cause.
+    /// Rate limit on log lines that peers can cause.
     bad_streams: LogLimit,
 }
 
@@ -121,7 +121,7 @@ impl Node {
         any
     }
 
-    /// Handles an ordered connection that has been established.
+    /// Handles the establishment of a connection that the node ordered.
     pub fn connected(&mut self, now: Instant, id: LinkId) {
         self.peers.connected(now, id);
         self.apply_effects();
@@ -177,7 +177,8 @@ impl Node {
 
 // Output.
 impl Node {
-    /// Returns the next connection with data to write. It is returned again when it has more data.
+    /// Returns the next connection with data to write. The connection is returned again when it has
+    /// more data.
     pub fn next_ready(&mut self) -> Option<LinkId> {
         self.peers.links.next_ready()
     }
@@ -197,7 +198,7 @@ impl Node {
         self.peers.links.get(id).map_or(0, |link| link.slices(room))
     }
 
-    /// Records that `count` bytes of the output are written.
+    /// Records that `count` bytes of the output were written.
     pub fn wrote(&mut self, id: LinkId, count: usize) {
         if let Some(link) = self.peers.links.get_mut(id) {
             link.wrote(count);

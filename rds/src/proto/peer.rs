@@ -20,16 +20,16 @@ pub(super) use inbound::{Inbound, Run};
 pub(super) use outbound::Greeting;
 pub(super) use path::Path;
 
-/// Time of absence after which a peer may be forgotten if others need its slot.
+/// Absence after which a peer may be forgotten if others need its slot.
 const AWAY: Duration = Duration::from_secs(600);
-/// Time of absence after which peers are forgotten if they have never sent a message to a user.
+/// Absence after which a peer is forgotten if it has never sent a message to a user.
 const STALE: Duration = Duration::from_secs(300);
 
 /// Time for a new peer to send its first valid data; until then, silent and absent peers are
-/// evicted first. The data may have arrived without having been read.
+/// evicted first. The data may have arrived and not have been read yet.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Reason why a peer can be forgotten, in the order of eviction.
+/// Reasons why a peer can be forgotten, in the order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Evicted {
     /// The peer has never sent anything valid.
@@ -156,7 +156,7 @@ impl Peer {
         self.paths.iter().filter_map(|path| path.connection.up())
     }
 
-    /// Returns all links: those of the paths, and accepted ones without a path.
+    /// Returns all links: those of the paths, and accepted connections without a path.
     pub(super) fn links(&self) -> Vec<LinkId> {
         let of_paths = self.paths.iter().flat_map(|path| path.connection.links());
         of_paths.chain(self.unassigned.iter().copied()).collect()
@@ -167,8 +167,8 @@ impl Peer {
         self.paths.iter().any(|path| path.outbound.has_messages())
     }
 
-    /// Whether a connection of a path is to be established when none is up. The first path comes
-    /// first; others follow when both nodes know of them.
+    /// Whether to establish a connection for a path that has none. The first path comes first; the
+    /// others follow when both nodes know of them.
     pub(super) fn wants_connection(&self, index: usize) -> bool {
         let Path { connection, outbound, .. } = &self.paths[index];
         if index > 0 {
@@ -181,7 +181,7 @@ impl Peer {
     }
 
     /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or
-    /// it is absent and, if it has sent messages to users, has been so for long enough.
+    /// it is absent and, if it has sent messages to users, has been absent long enough.
     pub(super) fn may_be_forgotten(&self, now: Instant) -> bool {
         let is_idle = !self.has_messages() && self.inbound.held() == 0;
         let is_away = self.up().next().is_none()
@@ -230,7 +230,7 @@ impl Peer {
         self.check_at
     }
 
-    /// Records that a timer has run.
+    /// Records that a timer has expired.
     pub(super) fn timer_ran(&mut self, now: Instant) {
         self.check_at = self.check_at.filter(|at| *at > now);
     }
@@ -242,8 +242,8 @@ impl Peer {
         is_data && is_new && self.inbound.fits(header.len as usize, memory)
     }
 
-    /// Queues the answer to a ping or probe. Returns false if too many wait, or if the port is
-    /// congested.
+    /// Queues the answer to a ping or probe. Returns false if too many answers are waiting, or if
+    /// the port is congested.
     pub(super) fn answer(&mut self, index: usize, dport: u16, limits: PongLimits) -> bool {
         let PongLimits { generation, max } = limits;
         let outbound = &mut self.paths[index].outbound;
@@ -292,7 +292,7 @@ impl Peer {
     }
 }
 
-/// Limit of the answers to pings of a peer, and the generation that they announce.
+/// Limit on the answers to a peer's pings, and the generation that the answers announce.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PongLimits {
     pub(super) generation: Option<u32>,

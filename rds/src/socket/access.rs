@@ -1,4 +1,4 @@
-//! Connection of a user to a node: sockets, requests and the board.
+//! A user's connections to a node: sockets, requests and the board.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,7 +17,8 @@ use crate::channel::{
     Board, Connect, Flow, Packet, PacketKind, Refusal, SocketView, Tally, mapped,
 };
 
-/// Lowest number for descriptors of control connections, above those that programs usually choose.
+/// Lowest number for the descriptors of control connections, above those that programs usually
+/// choose.
 const CONTROL_FD_MIN: i32 = 900;
 
 /// A node that listens on a unix socket.
@@ -37,7 +38,7 @@ impl AtPath {
 impl Connect for AtPath {
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
-        // Limits the connect, which blocks while too many others are pending.
+        // Limits the connect, which blocks while too many other connections are pending.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIME_MAX))?;
         self.connect_socket(socket.as_fd())?;
         set_socket_timeout(&socket, Timeout::Send, None)?;
@@ -45,7 +46,7 @@ impl Connect for AtPath {
     }
 }
 
-/// Creates a unix socket for packets, not connected.
+/// Creates an unconnected unix socket for packets.
 ///
 /// # Errors
 /// The system's error.
@@ -54,7 +55,7 @@ pub fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// A node, as its users see it.
+/// A user's access to a node.
 #[derive(Debug)]
 pub struct Access {
     way: Box<dyn Connect>,
@@ -67,11 +68,11 @@ pub struct Access {
 pub struct Slot {
     /// Number of the slot.
     pub index: usize,
-    /// Distinguishes successive sockets of the slot.
+    /// Distinguishes successive sockets in the slot.
     pub serial: u32,
 }
 
-/// A socket in memory that its users share with the node.
+/// Access to a socket's state in memory that its users share with the node.
 #[derive(Debug)]
 pub struct Place {
     /// Slot of the socket on the board.
@@ -80,7 +81,7 @@ pub struct Place {
     pub flow: Flow,
 }
 
-/// Answer of a node about a socket.
+/// A node's answer about a socket.
 #[derive(Debug)]
 pub struct Bound {
     /// Place of the socket.
@@ -98,8 +99,8 @@ impl Bound {
     }
 }
 
-/// Connection for requests about sockets of this process. Requests get their answers on connections
-/// of their own, so that threads and forked processes can share this one.
+/// Connection for requests about sockets of this process. Each request gets its answer on a
+/// connection of its own, so that threads and forked processes can share this connection.
 #[derive(Debug)]
 pub struct Control {
     /// Present until the connection is dropped.
@@ -110,7 +111,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Asks over a socket which one it is, and opens a control connection that may change it.
+    /// Asks the node which socket this is, and opens a control connection that may change the
+    /// socket.
     ///
     /// # Errors
     /// ENETDOWN when the node has ended.
@@ -118,14 +120,15 @@ impl Control {
         let (packet, tally) = (Packet::new(PacketKind::Control), Tally::create()?);
         let (answer, fd) = ask_apart(socket, &packet, tally.fd())?;
         let inode = fstat(&fd)?.st_ino;
-        // A program may close all descriptors up to some number, or duplicate others to them.
+        // A program may close all descriptors up to some number, or replace them with duplicates of
+        // others.
         let fd = fcntl_dupfd_cloexec(&fd, CONTROL_FD_MIN).unwrap_or(fd);
         let number = number_of(answer.0.address);
         Ok((Self { fd: Some(fd), inode, number, tally }, Bound::of(answer)?))
     }
 
-    /// Lets this connection change another socket. Returns false if the node knows this connection
-    /// no longer.
+    /// Lets this connection change another socket. Returns false if the node no longer knows this
+    /// connection.
     fn add(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         let packet = Packet::with_wide(PacketKind::Control, self.number);
         let ((packet, _), _) = ask_apart(socket, &packet, None)?;
@@ -143,7 +146,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if self.fd().is_none() {
-            // Its number may belong to another file now.
+            // The descriptor's number may now belong to a different file.
             std::mem::forget(self.fd.take());
         }
     }
@@ -157,17 +160,17 @@ impl Access {
     /// Connects to a node.
     ///
     /// # Errors
-    /// The system's error when no process listens there; `InvalidData` for a node of another
+    /// The system's error if no process listens there; `InvalidData` for a node of a different
     /// version.
     pub fn open(way: Box<dyn Connect>) -> io::Result<Self> {
         let (_, fds) = exchange(&*way, &Packet::new(PacketKind::Attach))?;
         Self::with_board(way, fds.into_iter().next().ok_or_else(unclear)?)
     }
 
-    /// Creates the access to a node with a known board.
+    /// Creates the access to a node whose board is known.
     ///
     /// # Errors
-    /// `InvalidData` for a board of another version.
+    /// `InvalidData` for a board of a different version.
     pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
         Ok(Self { way, board: Board::open(board)?, control: Mutex::new(None) })
     }
@@ -185,7 +188,7 @@ impl Access {
         self.way.connect()
     }
 
-    /// Turns a connection into a socket at a port of the node, 0 for any.
+    /// Turns a connection into a socket bound to a port of the node, 0 for any.
     ///
     /// # Errors
     /// The node's error: EADDRINUSE, EADDRNOTAVAIL, EINVAL, ENOBUFS; otherwise the system's error.
@@ -203,13 +206,13 @@ impl Access {
         info_of(exchange(&*self.way, &packet)?)
     }
 
-    /// Returns the control connection; `None` if there is none, or if another thread was changing
-    /// it when this process forked.
+    /// Returns the control connection; `None` if there is none, or if another thread is changing it
+    /// or was doing so when this process was forked.
     fn control(&self) -> Option<Arc<Control>> {
         self.control.try_lock().ok()?.clone()
     }
 
-    /// Uses a new control connection from now on.
+    /// Replaces the control connection.
     pub fn set_control(&self, control: Control) -> Arc<Control> {
         let control = Arc::new(control);
         if let Ok(mut current) = self.control.try_lock() {
@@ -240,7 +243,8 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Creates the state of a bound socket, and lets the access's control connection change it.
+    /// Creates the state of a bound socket, and lets the control connection of `access` change the
+    /// socket.
     ///
     /// # Errors
     /// See [`Control::open`].
@@ -271,12 +275,12 @@ impl Binding {
         self.board().socket(self.slot.index).filter(|view| view.serial == self.slot.serial)
     }
 
-    /// Returns the payload that the socket has sent and that is not acknowledged.
+    /// Returns the number of unacknowledged payload bytes that the socket has sent.
     pub fn in_flight(&self) -> usize {
         self.flow.in_flight(self.board().released(self.slot.index))
     }
 
-    /// Returns the room in the send buffer.
+    /// Returns the state of the send buffer.
     ///
     /// # Errors
     /// ENETDOWN when the node has ended.
@@ -292,19 +296,20 @@ impl Binding {
         self.shown.forget();
     }
 
-    /// Counts a received message, and tells the node if it waits for that.
+    /// Counts a received message, and notifies the node if it waits for that.
     pub(super) fn taken(&self, socket: BorrowedFd<'_>, len: u32) {
         if self.flow.taken(len, || self.board().mark(self.slot.index)) {
             let packet = self.named(Packet::new(PacketKind::Taken));
-            // The node does not read the socket itself while its send buffer is full.
+            // While the send buffer is full, the node does not read the socket itself.
             let control = self.access.control();
             let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
-            // If that fails, the node looks by itself within a second.
+            // If this fails, the node checks by itself within a second.
             let _ = tell(channel, &packet);
         }
     }
 
-    /// Whether the users of the socket want reports of ports that are no longer congested.
+    /// Whether the users of the socket have asked for reports of ports that are no longer
+    /// congested.
     pub(super) fn monitors(&self) -> bool {
         self.view().is_some_and(|view| view.monitors)
     }
@@ -354,7 +359,7 @@ impl Binding {
         self.change(socket, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
     }
 
-    /// Reserves a place for a peer, if there is one.
+    /// Reserves a place among the node's peers, if there is one.
     ///
     /// # Errors
     /// ENOMEM if there is none; otherwise see [`Binding::set_sndbuf`].
@@ -381,8 +386,8 @@ impl Binding {
         Packet { extra, len: self.slot.serial, ..packet }
     }
 
-    /// Sends a request over the control connection. Without one, the socket opens another: the
-    /// program has closed it, or the node has for lack of room.
+    /// Sends a request over the control connection. Opens a new one if the program has closed it,
+    /// or if the node has closed it to make room.
     fn ask(&self, socket: BorrowedFd<'_>, packet: &Packet) -> io::Result<Answer> {
         let control = self.access.control();
         if let Some(fd) = control.as_deref().and_then(Control::fd) {
@@ -397,7 +402,8 @@ impl Binding {
     }
 }
 
-/// Whether the node has closed the control connection, or another one may change the socket.
+/// Whether the error means that the node has closed the control connection, or that the connection
+/// may not change the socket.
 fn is_lost(error: &io::Error) -> bool {
     [Errno::NETDOWN, Errno::PERM].map(Errno::raw_os_error).map(Some).contains(&error.raw_os_error())
 }

@@ -36,7 +36,7 @@ pub fn node_path(dir: &Path, address: IpAddr) -> PathBuf {
     dir.join(format!("{address}.sock"))
 }
 
-/// A node: the end of all connections of one address of this host. Cheap to clone.
+/// A node: the endpoint of all connections of one address of this host. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Node(Arc<Inner>);
 
@@ -48,23 +48,23 @@ struct Inner {
 
 #[derive(Debug)]
 enum Kind {
-    /// In this process, or in another one.
+    /// A user-space node, in this process or in a different one.
     User(Arc<Access>, Option<NodeHandle>),
     /// The kernel's node.
     Kernel,
 }
 
 impl Node {
-    /// Starts a node in this process, with default settings. It ends with its last clone and
-    /// socket.
+    /// Starts a node in this process with default settings. The node ends once its last clone and
+    /// socket have been dropped.
     ///
     /// # Errors
-    /// See [`StartError`]: the address is not of this host, or its port is in use.
+    /// See [`StartError`]: the address is not one of this host, or the port is in use.
     pub fn bind(address: IpAddr) -> Result<Self, StartError> {
         Self::start(NodeOptions::new(address))
     }
 
-    /// Starts a node in this process with these settings.
+    /// Starts a node in this process with the given settings.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -130,26 +130,26 @@ impl Node {
     }
 }
 
-/// A socket: the end of messages from and to one port of a node.
+/// A socket: sends and receives the messages of one port of a node.
 ///
 /// Its descriptor can be polled: it is readable when a message or a congestion update waits, and
-/// writable when there is room in the send buffer. After a send that failed because the port is
-/// congested, it becomes readable when the port no longer is, even if nothing can be received.
+/// writable when there is room in the send buffer. After a send has failed because the port was
+/// congested, it becomes readable when the congestion has ended, even if nothing can be received.
 #[derive(Debug)]
 pub struct RdsSocket {
     fd: OwnedFd,
     node: Node,
-    /// State at a node in user space.
+    /// State of a socket at a user-space node; None at the kernel's.
     binding: Option<Binding>,
     port: u16,
 }
 
 impl RdsSocket {
-    /// Binds a port of a node, 0 for any.
+    /// Creates a socket bound to a port of a node, 0 for any.
     ///
     /// # Errors
-    /// EADDRINUSE, EINVAL for port 1, ENOBUFS for too many sockets, ENETDOWN for a node that has
-    /// ended.
+    /// EADDRINUSE; EINVAL for port 1; ENOBUFS if there are too many sockets; ENETDOWN if the node
+    /// has ended.
     pub fn bind(node: &Node, port: u16) -> Result<Self, Error> {
         let address = node.address();
         let failed = |error| Error::new(Action::Bind(address, port), error);
@@ -183,8 +183,8 @@ impl RdsSocket {
     }
 
     /// Sends a message; blocks while the send buffer is full or the port is congested. The message
-    /// arrives in order and once, as long as both nodes live. A message to port 0 is a ping, which
-    /// the other node answers with an empty message from port 0.
+    /// arrives in order and exactly once, as long as both nodes live. A message to port 0 is a
+    /// ping, which the other node answers with an empty message from port 0.
     ///
     /// # Errors
     /// EMSGSIZE, EINVAL and EOPNOTSUPP for a message that cannot be sent there, ETIMEDOUT after
@@ -196,8 +196,8 @@ impl RdsSocket {
     /// Sends a message without blocking.
     ///
     /// # Errors
-    /// As for [`send_to`](Self::send_to), and EAGAIN when the send buffer is full, and ENOBUFS when
-    /// the port is congested.
+    /// As for [`send_to`](Self::send_to), and also EAGAIN when the send buffer is full and ENOBUFS
+    /// when the port is congested.
     pub fn try_send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), Error> {
         self.send(payload, to, true)
     }
@@ -216,8 +216,8 @@ impl RdsSocket {
         sent.map(drop).map_err(|error| Error::new(Action::Send { to: Some(to), len }, error))
     }
 
-    /// Receives a message; blocks until there is one. Returns the number of bytes that fitted into
-    /// the buffer, and the sender. Excess bytes are lost; messages have up to 1 MiB.
+    /// Receives a message; blocks until there is one. Returns the number of bytes stored in the
+    /// buffer, and the sender. Bytes that do not fit are lost; a message has at most 1 MiB.
     ///
     /// # Errors
     /// ETIMEDOUT after [`set_receive_timeout`](Self::set_receive_timeout), ENETDOWN.
@@ -228,7 +228,7 @@ impl RdsSocket {
     /// Receives a message without blocking.
     ///
     /// # Errors
-    /// As for [`recv_from`](Self::recv_from), and EAGAIN when there is no message.
+    /// As for [`recv_from`](Self::recv_from), and also EAGAIN when there is no message.
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
         self.next_message(buffer, How { dontwait: true, peek: false })
     }
@@ -257,8 +257,8 @@ impl RdsSocket {
         received.map_err(|error| Error::new(Action::Receive, error))
     }
 
-    /// Cancels unacknowledged messages to a port of a peer, which frees the send buffer. They may
-    /// still arrive, but are not resent.
+    /// Cancels unacknowledged messages to a port of a peer, which frees their space in the send
+    /// buffer. Canceled messages may still arrive, but are not resent.
     ///
     /// # Errors
     /// ENETDOWN.
@@ -270,9 +270,8 @@ impl RdsSocket {
         canceled.map_err(|error| Error::new(Action::Set("messages to be given up"), error))
     }
 
-    /// Sets how many bytes of payload may be sent without having arrived; the message that exceeds
-    /// it is still sent. This also limits the length of a
-    /// message, below 1 MiB.
+    /// Sets how many bytes of payload may be unacknowledged; the message that exceeds this limit is
+    /// still sent. The size also limits the length of a message, if it is below 1 MiB.
     ///
     /// # Errors
     /// ENETDOWN.

@@ -1,4 +1,4 @@
-//! Messages to and from a node, over the connection that is a user's socket.
+//! Messages to and from a node, over the connection that serves as a user's socket.
 //!
 //! Errors have the errno values of the kernel's RDS sockets.
 
@@ -33,22 +33,22 @@ const PARTS_MAX: usize = 64;
 /// Maximum number of parts that the system accepts in a call (UIO_MAXIOV).
 const SYSTEM_PARTS: usize = 1024;
 
-/// Room for control messages of a receive: the descriptor of a long message, and what options of
-/// the socket add. A message whose descriptor does not fit is lost.
+/// Room for control messages of a receive: the descriptor of a long message, and the messages that
+/// socket options add. A message whose descriptor does not fit is lost.
 const CONTROL_LEN: usize = 512;
 
-/// Number of times that a call that may wait yields its CPU once it has filled the send buffer.
+/// Number of times that a blocking call yields its CPU after it has filled the send buffer.
 const YIELDS: usize = 20;
 
-/// Interval of the checks that the node still runs while its users wait for it.
+/// Interval at which waiting users check that the node is still running.
 const ALIVE_LOOK: Duration = Duration::from_millis(200);
 
 /// Options of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct How {
-    /// Do not block.
+    /// Whether to fail with EAGAIN instead of blocking.
     pub dontwait: bool,
-    /// Leave the message in the queue.
+    /// Whether to leave the message in the queue.
     pub peek: bool,
 }
 
@@ -66,15 +66,15 @@ impl How {
 pub enum Incoming {
     /// A message.
     Message {
-        /// Number of bytes that fitted into the buffer.
+        /// Number of bytes that fit into the buffer.
         len: usize,
         /// Length of the message in bytes.
         total: usize,
         /// Sender of the message; port 0 for the answer to a ping.
         from: SocketAddr,
     },
-    /// Groups with a port that is no longer congested: bit N covers ports with remainder N when
-    /// divided by 64.
+    /// Groups of ports in which a port is no longer congested: bit N is for the ports whose
+    /// remainder modulo 64 is N.
     Cleared(u64),
     /// The message with this cookie is complete: it was acknowledged, canceled or dropped.
     Completed(u32),
@@ -83,7 +83,7 @@ pub enum Incoming {
 /// A message to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// Destination; the default one if `None`.
+    /// Destination; `None` for the socket's default destination.
     pub to: Option<(IpAddr, u16)>,
     /// Parts of the payload.
     pub payload: &'a [IoSlice<'a>],
@@ -102,8 +102,8 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Returns how long a message took until now: for its header to arrive, for its payload, and
-    /// from then on.
+    /// Returns the parts of a message's time until now: arrival of its header, arrival of its
+    /// payload, and the time since.
     pub fn latencies(&self) -> [Duration; 3] {
         let PacketTimes { header, payload, queued } = self.times;
         let arrived = [header, payload].map(|nanos| Duration::from_nanos(nanos.into()));
@@ -117,7 +117,7 @@ impl Arrival {
 /// # Errors
 /// EAGAIN or ETIMEDOUT when the send buffer is full, ENOBUFS when the port is congested, EMSGSIZE,
 /// EINVAL, EOPNOTSUPP and ENOTCONN for a message that cannot be sent there, ENOMEM when the node
-/// has reached its limit of peers, EINTR, ENETDOWN when the node has ended.
+/// has reached its limit on peers, EINTR, ENETDOWN when the node has ended.
 pub fn send(
     binding: &Binding,
     socket: BorrowedFd<'_>,
@@ -161,7 +161,7 @@ pub fn send(
         yield_for_room(binding);
     }
     if let Some(room) = is_full() {
-        // Fails if the node has ended, which the next call reports.
+        // Fails if the node has ended; the next call reports that.
         let _ = binding.shown.show_full(socket, room, binding.flow.position());
     }
     Ok(len)
@@ -223,7 +223,7 @@ fn put_in_ring(
         Written::Done => Ok(true),
         Written::Asleep(token) => {
             match tell(socket, &Packet::new(PacketKind::Wake)) {
-                // The node wakes up for other packets that it has not read.
+                // If the socket is full, its unread packets wake the node.
                 Ok(()) | Err(Errno::AGAIN) => {}
                 Err(error) => return Err(gone(error)),
             }
@@ -248,9 +248,9 @@ fn await_uncongested(
     }
     if dontwait || is_nonblocking(socket) {
         let watch = Packet { kind: PacketKind::Watch, ..*packet };
-        // The update also wakes users that poll without a monitor. Without room for the request the
-        // socket counts as full, and its user is notified as well: otherwise a user that got
-        // ENOBUFS could wait for an update forever.
+        // The update also wakes users that poll without a monitor. If there is no room for the
+        // request, the socket counts as full, and its user is notified as well: otherwise a user
+        // that got ENOBUFS could wait for an update forever.
         send_packet(socket, &watch, &[]).map_err(|error| {
             if error == Errno::AGAIN {
                 binding.refused(Refusal::QueueFull);
@@ -317,8 +317,8 @@ fn send_packet(
     rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
 }
 
-/// Receives the next message or notification. Users get congestion updates only with a monitor;
-/// those of other users have served their purpose, which is to wake a poll.
+/// Receives the next message or notification. Only users with a monitor get congestion updates; for
+/// other users, the updates only have to wake a poll.
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
@@ -336,7 +336,7 @@ pub fn receive(
             return Ok(arrival);
         }
         if how.peek {
-            // The update is taken even if a message would stay.
+            // The update is taken even where a message would stay in the queue.
             arrival = receive_next(source, to, How { dontwait: true, peek: false })?;
             if !matches!(arrival.incoming, Incoming::Cleared(_)) {
                 return Ok(arrival);
@@ -357,7 +357,7 @@ fn receive_next(source: Source<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::
     let socket = source.socket;
     let space: usize = to.iter().map(|part| part.len()).sum();
     if to.len() >= SYSTEM_PARTS {
-        // The head needs one as well.
+        // The head of the packet needs a part too.
         let mut whole = vec![0; space.min(PAYLOAD_MAX)];
         let got = receive_next(source, &mut [IoSliceMut::new(&mut whole)], how)?;
         if let Incoming::Message { len, .. } = got.incoming {
@@ -380,8 +380,8 @@ fn receive_next(source: Source<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::
         }
     };
     let got = match next() {
-        // The node was killed with unread input. The system reports that once, before the data that
-        // the node had sent.
+        // The node was killed before it had read all input. The system reports that once, before
+        // the data that the node had sent.
         Err(Errno::CONNRESET) => next(),
         got => got,
     };
@@ -453,7 +453,7 @@ mod tests {
         Source { socket: socket.as_fd(), taken: &|_| {} }
     }
 
-    /// The rest would contain the former contents of the buffer.
+    /// Otherwise the rest of the message would be the former contents of the buffer.
     #[test]
     fn a_truncated_message_is_an_error() {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -469,7 +469,7 @@ mod tests {
         let error =
             receive_next(source(&ours), &mut [IoSliceMut::new(&mut buffer)], How::default());
         assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::PROTO.raw_os_error()));
-        // A receiver without room for the message does not miss the error.
+        // A receiver without room for the rest gets no error.
         send();
         let room = &mut buffer[..INLINE_FIRST];
         let got =
@@ -479,7 +479,7 @@ mod tests {
         assert!(expected(got.incoming));
     }
 
-    /// The descriptor of the rest shares its room with other control messages.
+    /// The descriptor of the rest shares the control buffer with other control messages.
     #[test]
     fn control_messages_of_the_socket_cost_no_data() {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);

@@ -6,7 +6,7 @@ use rtrs_tests::{COPY_TIME_MAX, Finished, Proc, requires, wait_for};
 
 use crate::stand::{LIMIT, Stand};
 
-/// Returns the path of the library next to the daemons.
+/// Returns the path of the library in the daemons' directory.
 fn library() -> PathBuf {
     let dir = rtrs_tests::bin("rds").parent().expect("a directory").to_owned();
     let path = dir.join("librds_preload.so");
@@ -389,7 +389,7 @@ assert (result, length) == (28, 56)
     );
 }
 
-/// A long message carries a descriptor, and there may be no free one left.
+/// A long message carries a descriptor, for which the receiver may have no free number.
 #[test]
 fn a_long_message_fails_without_a_free_descriptor() {
     python(
@@ -411,7 +411,7 @@ assert b.recv(200000) == data
     );
 }
 
-/// The node's descriptors are limited. Without a free one, messages wait until there is one.
+/// When the node has no free descriptor, messages wait until one is free.
 #[test]
 fn a_node_without_descriptors_delivers_messages_later() {
     if !requires(&["python3"]) {
@@ -495,7 +495,7 @@ pub(crate) fn compile(stand: &Stand, source: &str) -> String {
     program
 }
 
-/// Other threads are in the middle of calls at the fork, and do not exist in the child.
+/// At the fork, other threads are in the middle of calls; in the child, these threads do not exist.
 #[test]
 fn children_of_threaded_programs_use_their_descriptors() {
     if !requires(&["cc"]) {
@@ -533,7 +533,7 @@ fn children_of_threaded_programs_use_their_descriptors() {
     let _ = start(&stand, &program, &[]).wait(COPY_TIME_MAX).ok();
 }
 
-/// The child shares the memory of its parent, but not its descriptors.
+/// The child shares its parent's memory, but not its descriptors.
 #[test]
 fn vfork_children_close_only_their_descriptors() {
     if !requires(&["cc", "python3"]) {
@@ -599,7 +599,7 @@ fn qperf_runs_over_the_preload_library() {
     let server = start(&stand, "qperf", &["-lp", &port]);
     for test in ["rds_lat", "rds_bw"] {
         let measured = wait_for("qperf", LIMIT, || {
-            // Its RDS sockets are at the addresses of its TCP connection.
+            // qperf binds its RDS sockets to the addresses of its TCP connection.
             let args = ["-lp", &port, "-t", "1", "127.0.0.1", test];
             let finished = start(&stand, "qperf", &args).wait(LIMIT);
             let is_good = finished.stdout.contains(" = ");

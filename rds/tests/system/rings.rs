@@ -2,7 +2,7 @@
 
 use crate::preload::python;
 
-/// Access to the words of the rings of this process, by the order of their sockets.
+/// Python code for access to the words of its process's rings, in the order of the sockets.
 const WORDS: &str = r#"
 LOCK, HEAD = 128, 256
 def maps():

@@ -14,7 +14,7 @@ use crate::pointer::{Array, Fill, Handle, IoVecs, Memory, Out, Text};
 use crate::queue::{CQueue, User, Wanted};
 use crate::volume::CVolume;
 
-/// Most completions or extents that one call returns.
+/// Maximum number of completions or extents that one call returns.
 const COUNT_MAX: u32 = 1 << 20;
 
 type Outcome = Result<c_int, Failure>;
@@ -152,7 +152,7 @@ export! {
 export! {
     fn rtrs_free(volume: Handle<CVolume>) {
         if !volume.is_null() {
-            // Also after a panic, and in a child process.
+            // Runs even after a panic and in a child process.
             volume.get("volume")?.finish()?;
             volume.free();
         }

@@ -24,10 +24,10 @@ pub(crate) mod flag {
 /// Flag of a completion: the failed request certainly had no effect.
 pub(crate) const NO_EFFECT: u32 = 1;
 
-/// Structure that a call writes to memory of the program, in the size that the program passes. It
-/// has no padding.
+/// Structure without padding that a call writes to memory of the program, in the size that the
+/// program passes.
 pub(crate) trait Growing: Copy {
-    /// Bytes of its first version.
+    /// Size in bytes of the structure's first version.
     const BYTES_MIN: usize;
 }
 

@@ -1,7 +1,8 @@
 //! Memory of requests, which belongs to the program.
 //!
-//! A request uses the memory in place. The engine may need it for a moment longer than the request,
-//! such as for a send on a path that has failed: [`Hold`] tracks when the last use has ended.
+//! A request uses the memory in place. The engine may need the memory for a moment after the
+//! request has ended, such as for a send on a path that has failed: [`Hold`] tracks when the last
+//! use ends.
 
 use std::any::Any;
 use std::ops::Range;
@@ -52,8 +53,9 @@ impl Span {
     /// Wraps the memory for registration. `owner` is dropped after the last use.
     pub(crate) fn memory(self, owner: impl Any + Send + Sync) -> Memory {
         // SAFETY: by the rules of the header, the memory stays mapped until its registration has
-        // ended or the volume was freed. Before that, the last request that uses it has ended, and
-        // what else holds the region then, such as a cache of regions, reads and writes nothing.
+        // ended or the volume was freed. By then, the last request that used it has ended, and any
+        // other holder of the region, such as a cache of regions, neither reads nor writes the
+        // memory.
         unsafe { Region::foreign(self.base, self.len, owner) }.into()
     }
 
@@ -84,7 +86,7 @@ impl Span {
 pub(crate) struct Hold {
     /// Pieces of memory that are in use.
     pieces: AtomicUsize,
-    /// Set when the request has completed, and only its memory is still in use.
+    /// Whether the request has completed, so that only its memory can still be in use.
     is_awaited: AtomicBool,
     /// Eventfd of the queue.
     event: Arc<OwnedFd>,
@@ -99,7 +101,7 @@ impl Hold {
         }
     }
 
-    /// Begins the next request. The memory of the previous one is not in use.
+    /// Begins the next request. The memory of the previous request must not be in use anymore.
     pub(crate) fn begin(&self) {
         self.is_awaited.store(false, Ordering::SeqCst);
     }
@@ -109,7 +111,8 @@ impl Hold {
         self.pieces.load(Ordering::SeqCst) == 0
     }
 
-    /// Makes the eventfd readable when the last use ends. Returns false if it has ended.
+    /// Arranges for the eventfd to become readable when the last use ends. Returns false if the
+    /// last use has already ended.
     pub(crate) fn await_end(&self) -> bool {
         self.is_awaited.store(true, Ordering::SeqCst);
         !self.has_ended()

@@ -1,8 +1,9 @@
-//! Pointers of the program.
+//! Pointers that the program passes.
 //!
-//! Each type is one pointer argument of a function of the header. Only C callers create such
-//! values: the fields are private, and there are no constructors. So the methods rely on the rules
-//! of the header: a pointer that is not NULL points to a valid object of its type.
+//! Each type stands for one kind of pointer argument of the functions in the header. Only C callers
+//! create values of these types: the fields are private, and there are no constructors. So the
+//! methods rely on the rules of the header: a pointer that is not NULL points to a valid object of
+//! its type.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -40,7 +41,7 @@ impl Text {
         if self.0.is_null() {
             return Err(null(name));
         }
-        // SAFETY: by the rules of this module, the pointer is to a string that ends with 0 and does
+        // SAFETY: by the rules of this module, the pointer is to a NUL-terminated string that does
         // not change during the call.
         let text = unsafe { CStr::from_ptr(self.0) };
         text.to_str().map_err(|_| Failure::invalid(format!("{name} is not UTF-8: {text:?}")))
@@ -55,8 +56,8 @@ impl<T: Sync> Handle<T> {
     /// Returns the object.
     pub(crate) fn get(&self, name: &str) -> Result<&T, Failure> {
         check(self.0, name)?;
-        // SAFETY: by the rules of this module, the object exists during the call. It is only
-        // borrowed as shared until it is freed.
+        // SAFETY: by the rules of this module, the object exists during the call. Until it is
+        // freed, there are only shared borrows of it.
         Ok(unsafe { &*self.0 })
     }
 }
@@ -106,7 +107,7 @@ impl<T> Out<T> {
     }
 }
 
-/// Pointer to a structure that the call fills, of a size that the program passes.
+/// Pointer to a structure that the call fills. The program passes the size of the structure.
 #[repr(transparent)]
 pub(crate) struct Fill<T>(*mut T);
 
@@ -147,11 +148,11 @@ impl<T: Copy> Array<T> {
         check(self.0, name)
     }
 
-    /// Writes elements to the array, which has room for at least as many. To be called after
-    /// `check` has succeeded.
+    /// Writes `elements` to the array, which must have room for them. To be called after `check`
+    /// has succeeded.
     pub(crate) fn write(&self, elements: &[T]) {
-        // SAFETY: by the rules of this module, the pointer is to at least as many elements of the
-        // program, which only this call uses; `check` has checked it.
+        // SAFETY: by the rules of this module, the pointer is to at least `elements.len()` elements
+        // of the program, which only this call uses; `check` has checked the pointer.
         unsafe { self.0.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
     }
 }
@@ -161,7 +162,7 @@ impl<T: Copy> Array<T> {
 pub(crate) struct Memory(*mut c_void);
 
 impl Memory {
-    /// Returns this many bytes of memory.
+    /// Returns `len` bytes of memory from the pointer.
     pub(crate) fn span(&self, len: usize) -> Result<Span, Failure> {
         // SAFETY: by the rules of this module, the memory is mapped.
         unsafe { Span::new(self.0.cast(), len) }
@@ -173,15 +174,15 @@ impl Memory {
 pub(crate) struct IoVecs(*const libc::iovec);
 
 impl IoVecs {
-    /// Returns the memory of buffers that are not empty.
+    /// Returns the memory of the `count` buffers that are not empty.
     pub(crate) fn spans(&self, count: c_int) -> Result<Vec<Span>, Failure> {
         check(self.0, "iov")?;
         let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count));
         let Some(count) = count else {
             return Err(Failure::invalid(format!("the count of buffers is not 1 to {PIECES_MAX}")));
         };
-        // SAFETY: by the rules of this module, the array has this many elements, which do not
-        // change during the call.
+        // SAFETY: by the rules of this module, the array has `count` elements, which do not change
+        // during the call.
         let all = unsafe { std::slice::from_raw_parts(self.0, count) };
         let filled = all.iter().filter(|one| one.iov_len > 0);
         // SAFETY: by the rules of this module, the memory is mapped.

@@ -1,7 +1,7 @@
 //! Queues: requests with memory of the program, and their completions.
 //!
 //! A request has a slot from its submission until its completion is returned. A completion whose
-//! memory is still in use is *late*: it waits for the end of the use.
+//! memory is still in use is *late*: it waits until that use ends.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -30,7 +30,7 @@ pub(crate) struct CQueue {
     user: Mutex<User>,
 }
 
-/// Part that one thread uses at a time.
+/// Part of a queue that only one thread can use at a time.
 #[derive(Debug)]
 pub(crate) struct User {
     /// None after the end of the session.
@@ -49,7 +49,7 @@ pub(crate) struct User {
 #[derive(Debug)]
 struct Slot {
     hold: Arc<Hold>,
-    /// Its completion, whose result is set when it arrives.
+    /// Completion to return; its result is set when the request completes.
     completion: CCompletion,
 }
 
@@ -114,7 +114,8 @@ impl CQueue {
         self.event.as_raw_fd()
     }
 
-    /// Fails unless offset and length are multiples of the logical block size.
+    /// Fails unless offset and length are multiples of the logical block size, the length is not 0,
+    /// and the end of the range fits 64 bits.
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<(), Failure> {
         let block = self.block;
         for (name, value) in [("offset", offset), ("length", len)] {
@@ -144,7 +145,7 @@ impl CQueue {
         }
     }
 
-    /// Fails if a call on the queue is running.
+    /// Fails if a call on the queue is running, except after a fork.
     pub(crate) fn check_idle(&self) -> Result<(), Failure> {
         if self.health.is_forked() { Ok(()) } else { self.lock().map(drop) }
     }
@@ -157,7 +158,7 @@ impl CQueue {
         Ok(())
     }
 
-    /// Number of requests whose memory is in use.
+    /// Number of requests whose memory is in use; 1 if a call on the queue is running.
     pub(crate) fn held(&self) -> usize {
         self.lock().map_or(1, |user| user.slots.iter().filter(|one| !one.hold.has_ended()).count())
     }
@@ -173,7 +174,7 @@ impl User {
         self.slots.len() - self.free.len()
     }
 
-    /// Submits the request that `request` makes.
+    /// Submits the request that `request` builds.
     pub(crate) fn submit(
         &mut self,
         user_data: usize,
@@ -200,7 +201,7 @@ impl User {
         let result = loop {
             let left = wanted.timeout.saturating_sub(begin.elapsed());
             let missing = wanted.min.min(wanted.max).saturating_sub(self.done.len());
-            // While a completion is late, its event may come from any thread: `wait` sees it.
+            // While a completion is late, any thread may signal the eventfd: `wait` sees that.
             let min = if self.late.is_empty() { missing.min(self.inflight()) } else { 0 };
             if let Err(failure) = self.receive(min, wanted.max, left) {
                 break Err(failure);
@@ -223,7 +224,8 @@ impl User {
         if self.done.is_empty() { result.map(|()| &self.done[..]) } else { Ok(&self.done) }
     }
 
-    /// Takes completions from the queue. The eventfd is then readable only for later ones.
+    /// Takes completions from the queue. Afterwards the eventfd is readable only for later
+    /// completions.
     fn receive(&mut self, min: usize, max: usize, timeout: Duration) -> Result<(), Failure> {
         let queue = self.queue.as_mut().ok_or_else(ended)?;
         let room = max - self.done.len();
@@ -236,7 +238,7 @@ impl User {
                 Err(error) if error.is_refusal() => (-error.errno(), NO_EFFECT),
                 Err(error) => (-error.errno(), 0),
             };
-            // Ends the use of the memory, unless the engine still uses it.
+            // Ends the request's use of the memory; the engine may still use it.
             drop(completion);
             if hold.await_end() {
                 self.late.push(slot);

@@ -13,18 +13,18 @@ use crate::memory::Span;
 use crate::queue::CQueue;
 use crate::registry::Registry;
 
-/// Longest time for which a wait for an event keeps the volume from being closed.
+/// Maximum time by which a wait for an event delays a close of the volume.
 const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
 /// All addresses.
 const EVERYWHERE: Range<usize> = 0..usize::MAX;
-/// Time for the system to release memory of requests after the end of the session.
+/// Time limit for the system to release request memory after the session has ended.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 
-/// `rtrs_volume`.
+/// Object behind the header's `rtrs_volume`.
 #[derive(Debug)]
 pub(crate) struct CVolume {
     health: Arc<Health>,
-    /// None when closed. Locked for writing while it is being closed.
+    /// None once closed. Locked for writing while the volume is being closed.
     volume: RwLock<Option<Volume>>,
     queues: Vec<CQueue>,
     memory: Arc<Registry>,
@@ -74,7 +74,7 @@ impl CVolume {
         self.with(|volume| Ok((&volume.stats()?).into()))
     }
 
-    /// Registers memory.
+    /// Registers memory of the program with the volume.
     pub(crate) fn register(&self, span: Span) -> Result<(), Failure> {
         if span.len() == 0 {
             return Err(Failure::invalid("memory of 0 bytes cannot be registered"));
@@ -117,7 +117,7 @@ impl CVolume {
         })
     }
 
-    /// Ends the session. Returns the number of requests that have not ended in time.
+    /// Ends the session. Returns the number of requests that did not finish in time.
     pub(crate) fn close(&self, grace: Duration) -> Result<usize, Failure> {
         let mut guard = self.volume.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         match guard.take() {
@@ -126,8 +126,9 @@ impl CVolume {
         }
     }
 
-    /// Makes the volume ready to be dropped: no call runs, the session has ended, and nothing uses
-    /// memory of requests. A child process has its own copy of the memory.
+    /// Makes the volume ready to be dropped: no call is running, the session has ended, and nothing
+    /// uses the memory of requests. In a child process it does not wait: the child has its own copy
+    /// of the memory.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         let mut guard = match self.volume.try_write() {
             Ok(guard) => guard,
@@ -171,9 +172,9 @@ fn await_release(what: &str, held: impl Fn() -> usize) -> Result<(), Failure> {
     }
 }
 
-/// Calls `next` with short times until it returns an event that the header has, `timeout` has
-/// passed, or the session has ended. `next` also returns whether the session has ended, after which
-/// it no longer waits.
+/// Calls `next` with short timeouts until it returns an event that the header declares, `timeout`
+/// has passed, or the session has ended. `next` also returns whether the session has ended; from
+/// then on it returns without waiting.
 fn await_event(
     timeout: Duration,
     mut next: impl FnMut(Duration) -> Result<(Option<Event>, bool), Failure>,
@@ -184,7 +185,7 @@ fn await_event(
         let (event, ended) = next(left.min(EVENT_WAIT_MAX))?;
         match event.map(|event| CEvent::new(&event)) {
             Some(Some(event)) => return Ok(Some(event)),
-            // An event that the header does not have.
+            // An event that the header does not declare.
             Some(None) => {}
             None if ended || left <= EVENT_WAIT_MAX => return Ok(None),
             None => {}

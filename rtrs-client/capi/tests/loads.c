@@ -41,7 +41,7 @@ static struct library load(const char *path)
     return all;
 }
 
-/* Uses the library in a thread that ends, with its thread-local values. */
+/* Uses the library in a thread that then ends, which destroys its thread-local values. */
 static void *use_once(void *argument)
 {
     char **words = argument;
@@ -64,13 +64,13 @@ int main(int count, char **words)
     CHECK(!dlopen(path, RTLD_NOW | RTLD_NOLOAD));
     CHECK(pthread_create(&thread, NULL, use_once, words) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
-    /* Else the threads of the next volume would lose their code. */
+    /* Otherwise the threads of the next volume would lose their code. */
     CHECK(dlopen(path, RTLD_NOW | RTLD_NOLOAD));
 
     struct library all = load(path);
     CHECK(all.open_uri(uri, &volume) == 0 && all.get_queue(volume, 0, &queue) == 0);
     CHECK(dlclose(all.handle) == 0 && dlclose(all.handle) == 0);
-    /* Heartbeats of the volume run meanwhile. */
+    /* The volume sends heartbeats meanwhile. */
     usleep(500000);
 
     all = load(path);

@@ -31,7 +31,7 @@ fn library() -> PathBuf {
 struct Installed(Scratch);
 
 impl Installed {
-    /// Installs the library, with this header. None, aloud, without a C compiler.
+    /// Installs the library with this header. Without a C compiler, says so and returns None.
     fn new(header: &str) -> Option<Self> {
         if !requires(&["cc", "pkg-config"]) {
             return None;
@@ -56,7 +56,7 @@ impl Installed {
         self.compile_file(&root().join("rtrs-client/capi").join(file))
     }
 
-    /// Compiles a program with the words of pkg-config.
+    /// Compiles a program with the flags from pkg-config.
     fn compile_file(&self, file: &Path) -> PathBuf {
         self.compile_with(file, &["--cflags", "--libs"])
     }
@@ -211,7 +211,7 @@ fn the_program_of_the_document_compiles() {
     let blocks = include_str!("../../../docs/how-to/embed.md").split("```\n");
     let programs: Vec<_> = blocks.filter(|block| block.starts_with("#include")).collect();
     let [program] = programs[..] else { panic!("one program, not {programs:#?}") };
-    // A server that is not there.
+    // No server listens at this address.
     let program = program.replace("tcp://10.0.0.2/vol0?path=tcp://10.1.0.2", "tcp://127.0.0.1:1/v");
     let file = installed.0.path("hello.c");
     std::fs::write(&file, program).expect("a file");
@@ -219,7 +219,7 @@ fn the_program_of_the_document_compiles() {
     let _ = run(program, &[""; 0], COMMAND_TIME_MAX).code(1).says("127.0.0.1:1");
 }
 
-/// Returns a Python with the modules of the tests. None, aloud, if there is none.
+/// Returns a Python that has the modules of the tests. If there is none, says so and returns None.
 fn python() -> Option<&'static str> {
     if !requires(&["python3"]) {
         return None;

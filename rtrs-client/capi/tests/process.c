@@ -10,7 +10,7 @@
 
 #include <rtrs.h>
 
-/* Longest wait of a call, in milliseconds, and longest life of a child, in seconds. */
+/* Maximum wait of a call, in milliseconds, and maximum lifetime of a child, in seconds. */
 #define LONG 120000
 #define CHILD_SECONDS_MAX 600
 
@@ -24,7 +24,7 @@
 
 static unsigned char block[4096];
 
-/* Number of entries of a directory of /proc. */
+/* Number of entries in a directory of /proc. */
 static int count_entries(const char *path)
 {
     DIR *dir = opendir(path);
@@ -107,7 +107,7 @@ static void opens(const char *uri, int rounds)
     await_use(early);
 }
 
-/* Leaves a child that has the descriptors of the volume, and waits to be killed. */
+/* Forks a child that inherits the descriptors of the volume; both wait to be killed. */
 static void forks(const char *uri)
 {
     rtrs_volume *volume;

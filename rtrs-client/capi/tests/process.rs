@@ -1,4 +1,4 @@
-//! Life of a process that uses `librtrs`: forks, unloading, many opens, memory errors.
+//! Tests of processes that use `librtrs`: forks, unloading, many opens, memory errors.
 
 use std::path::Path;
 use std::process::Command;
@@ -24,7 +24,8 @@ fn many_opens_leave_nothing() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// The child of a killed process keeps the sockets open, so only heartbeats reveal its end.
+/// The child keeps the sockets of the killed process open, so only heartbeats reveal the end of
+/// that process.
 #[test]
 fn a_child_does_not_keep_the_volume_of_its_killed_parent() {
     let Some(installed) = Installed::new(HEADER) else { return };
@@ -57,8 +58,8 @@ fn the_library_can_be_loaded_again() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Returns valgrind, which ends with code 9 after an invalid access, or with memory that is lost.
-/// Whether values are initialized is not judged: valgrind does not know which bytes the kernel has
+/// Returns the valgrind command, which exits with code 9 after an invalid access or a leak. It does
+/// not check whether values are initialized: valgrind does not know which bytes the kernel has
 /// written through a ring.
 fn valgrind() -> Command {
     let mut valgrind = Command::new("valgrind");
@@ -85,8 +86,8 @@ fn valgrind_finds_no_memory_error() {
 
     let held = Scratch::new();
     let server = Server::builder().program("rtrs-held").env("RTRS_HELD_DIR", held.text(""));
-    // A thread in io_uring_enter keeps all others from running under valgrind, so none may sleep
-    // for long: heartbeats wake it. Late ones matter to neither end.
+    // Under valgrind, a thread in io_uring_enter keeps all other threads from running, so no thread
+    // may sleep long: frequent heartbeats wake it. Late heartbeats matter to neither end.
     let patient = ["--heartbeat-missed-max=1000", "--heartbeat-idle-max=10ms"];
     let server = server.args(&patient).export("vol0=mem:64M").start();
     let settings = "retry-for=60s&heartbeat=10ms&heartbeat-missed-max=1000";

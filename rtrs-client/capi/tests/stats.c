@@ -1,4 +1,4 @@
-/* Counters of a volume, which the frozen header does not have. Prints `passed`. */
+/* Tests the counters of a volume, which the frozen header lacks. Prints `passed`. */
 #include <errno.h>
 #include <rtrs.h>
 #include <stdio.h>

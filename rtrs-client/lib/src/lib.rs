@@ -3,8 +3,8 @@
 //!
 //! A [`Builder`] opens a [`Volume`] and its [`Queue`]s. Each queue belongs to an IO thread of the
 //! library; these threads handle connections, heartbeats, retries over other paths and fences, so a
-//! program may compute for as long as it likes. This is the engine of `rtrs-client attach`, with
-//! its settings.
+//! program may compute for as long as it likes. The engine and its settings are those of
+//! `rtrs-client attach`.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -27,10 +27,10 @@
 //! and [`Queue::poll`] returns a [`Completion`] with the memory of the request.
 //!
 //! # Memory
-//! A request owns its memory, a [`Buffer`], until it completes. Buffers are made from vectors
-//! without a copy. Over TCP and TLS data is sent from them and received into them; over RDMA it is
-//! copied through registered memory, `queue-depth` times `io-max` bytes for each queue. [`Memory`]
-//! that is registered with the volume is used in place over RDMA too.
+//! A request owns its memory, a [`Buffer`], until the request completes. Buffers are made from
+//! vectors without a copy. Over TCP and TLS data is sent from them and received into them; over
+//! RDMA it is copied through registered memory, `queue-depth` times `io-max` bytes for each queue.
+//! [`Memory`] that is registered with the volume is used in place over RDMA too.
 //!
 //! # Threads and processes
 //! A [`Queue`] can be moved to another thread, but not shared; a [`Volume`] can be shared. After

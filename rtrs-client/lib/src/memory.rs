@@ -13,8 +13,8 @@ use crate::error::{Error, ErrorKind};
 /// [`Volume::register`](crate::Volume::register).
 ///
 /// Requests name [`Part`]s. As with a file that several threads write, bytes are copied in and out,
-/// and may change at any time: there are no references to them. A clone is another handle of the
-/// same memory.
+/// and may change at any time: no references to them exist. A clone is another handle of the same
+/// memory.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -55,7 +55,7 @@ impl Memory {
         self.0.is_empty()
     }
 
-    /// Returns a part of the memory; None if it does not lie inside.
+    /// Returns a part of the memory; None if the range is not inside the memory.
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Option<Part> {
         let len = range.end.checked_sub(range.start)?;
@@ -77,7 +77,7 @@ impl Memory {
 }
 
 impl From<Arc<Region>> for Memory {
-    /// Takes memory of the engine's types, for `librtrs`.
+    /// Wraps a region of the engine, for `librtrs`.
     fn from(region: Arc<Region>) -> Self {
         Self(region)
     }
@@ -106,7 +106,7 @@ impl Part {
         self.0.is_empty()
     }
 
-    /// Copies `bytes` to the part. Changing the bytes of a write in flight fails its checksum.
+    /// Copies `bytes` to the part. If the bytes of a write in flight change, its checksum is wrong.
     ///
     /// # Panics
     /// Panics if the lengths differ.

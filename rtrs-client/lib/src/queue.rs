@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, IoError};
 use crate::process::Process;
 use crate::request::{Completion, InFlight, PIECES_MAX, Request};
 
-/// Default of [`Queue::set_wait_max`].
+/// Default of the limit that [`Queue::set_wait_max`] sets.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// Minimum of [`Queue::io_max`].
@@ -69,7 +69,7 @@ impl From<Rejected> for Error {
     }
 }
 
-/// Receiver of a completion.
+/// Recipient of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Receiver {
     /// The next [`Queue::poll`].
@@ -82,8 +82,8 @@ enum Receiver {
 
 /// Queue of a volume, served by an IO thread of the library.
 ///
-/// Requests of a queue run concurrently and complete in any order; only a flush covers writes that
-/// completed before it. Requests in flight continue when the queue is dropped.
+/// Requests of a queue run concurrently and complete in any order. A flush covers the writes that
+/// completed before it was submitted. Requests in flight continue when the queue is dropped.
 ///
 /// A queue can be moved to another thread, but two threads cannot use it at the same time:
 ///
@@ -129,7 +129,7 @@ pub struct Queue {
     /// Requests in flight, by slot.
     inflight: Vec<Option<(Receiver, InFlight)>>,
     free: Vec<u32>,
-    /// Completions that a blocking call has found.
+    /// Completions for the next [`Queue::poll`].
     ready: VecDeque<Completion>,
     /// Completion of the blocking call's request.
     answer: Option<Completion>,
@@ -209,7 +209,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns the length of a request that may be submitted.
+    /// Checks that a request may be submitted, and returns its length.
     fn check(&self, request: &Request) -> Result<u32, Error> {
         let invalid = |text: String| Error::new(ErrorKind::Invalid, text);
         let (pieces, bytes) = request.memory_size();
@@ -293,7 +293,7 @@ impl Queue {
         }
     }
 
-    /// Ends all requests after the end of the session.
+    /// Ends all requests in flight, after the end of the session.
     fn fail_rest(&mut self) {
         for slot in (0..).take(self.inflight.len()) {
             self.end(slot, IoStatus::Aborted);

@@ -129,7 +129,7 @@ impl Request {
         Self::new(IoOp::WriteZeroes, offset, len)
     }
 
-    /// Asks which parts of a range hold data; see [`Completion::extents`].
+    /// Queries which parts of a range hold data; see [`Completion::extents`].
     #[must_use]
     pub fn extents(offset: u64, len: u64) -> Self {
         let memory = Memory::One(Buffer::zeroed(extents::LEN_MAX));
@@ -187,7 +187,7 @@ fn into_buffers(memory: Memory) -> Vec<Buffer> {
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// The extent is not allocated and reads as zeroes.
+    /// Whether the extent is a hole: not allocated, and read as zeroes.
     pub hole: bool,
 }
 
@@ -219,7 +219,7 @@ impl Completion {
     }
 
     /// Returns the extents of [`Request::extents`], in order from its offset. The list may end
-    /// before the range does; the rest can be requested next.
+    /// before the range does; the rest can be queried with another request.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents
@@ -248,8 +248,8 @@ fn slice(bytes: &SharedBytes) -> MemSlice {
 }
 
 impl InFlight {
-    /// Separates a request into the part that stays here and the memory that the session uses. The
-    /// request has passed the queue's check.
+    /// Splits a request into the part that stays in the queue and the memory that the session uses.
+    /// The request must have passed the queue's check.
     pub(crate) fn new(token: u64, len: u32, op: IoOp, memory: Memory) -> (Self, Pieces) {
         let (held, pieces) = match memory {
             Memory::None => (Held::None, Pieces::None),

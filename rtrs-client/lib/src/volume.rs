@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::process::Process;
 use crate::queue::{Queue, Shared};
 
-/// Size, limits and capabilities of a volume, in bytes.
+/// Size, limits and capabilities of a volume. Sizes and limits are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Geometry {
@@ -77,7 +77,7 @@ pub enum Event {
     },
     /// The volume has become read-only, or writable again.
     ReadOnly {
-        /// Whether it is read-only now.
+        /// Whether the volume is read-only now.
         read_only: bool,
     },
     /// The number of connected paths has changed. With fewer than all, the volume is degraded.
@@ -141,7 +141,7 @@ pub struct PathStats {
     pub requests: u64,
     /// Number of requests that moved to another path, or were repeated, because this one failed.
     pub failovers: u64,
-    /// Number of requests whose data was copied through registered memory: those over RDMA whose
+    /// Number of requests whose data was copied through registered memory: requests over RDMA whose
     /// memory is not one piece of registered [`Memory`].
     pub bounced: u64,
 }
@@ -170,8 +170,8 @@ pub struct Stats {
 
 /// Open volume. Its [`Queue`]s carry the requests; this handle provides everything else.
 ///
-/// Dropping it ends the session at once: requests in flight fail, and may still take effect if they
-/// have reached the server. [`close`](Self::close) lets them finish.
+/// Dropping it ends the session immediately: requests in flight fail, and may still take effect if
+/// they have reached the server. [`close`](Self::close) lets them finish.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -288,8 +288,8 @@ impl Volume {
         Err(Error::new(ErrorKind::Busy, text))
     }
 
-    /// Waits for the next event. Returns None if there is none within `timeout`, or at once after
-    /// the end of the session. While 256 events wait, each new one replaces the oldest.
+    /// Waits for the next event. Returns None if there is none within `timeout`, or immediately
+    /// after the end of the session. While 256 events wait, each new one replaces the oldest.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -298,15 +298,15 @@ impl Volume {
         Ok(self.volume.next_event(timeout).map(Event::from))
     }
 
-    /// Returns whether the session of the open volume has ended because it has failed.
+    /// Returns whether the session of the open volume has ended because of a failure.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.volume.has_ended()
     }
 
     /// Ends the session. Submitted requests have `grace`, at most an hour, to finish; the rest then
-    /// fail. Returns the number that failed. Queues take no more requests, but still return
-    /// completions. Takes at most 20 s longer than `grace`.
+    /// fail. Returns the number of requests that did not finish. Queues accept no more requests,
+    /// but still return completions. Takes at most 20 s longer than `grace`.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].

@@ -31,7 +31,7 @@ fn complete(queue: &mut Queue, count: usize) -> Vec<Completion> {
     done
 }
 
-/// Waits for an event that `fits`.
+/// Waits for an event that matches `fits`.
 fn await_event(volume: &Volume, fits: impl Fn(&Event) -> bool) -> Event {
     wait_for("an event", COMMAND_TIME_MAX, || {
         volume.next_event(Duration::from_secs(1)).expect("this process").filter(&fits)
@@ -52,7 +52,7 @@ fn every_operation_works() {
     assert_eq!((geometry.size, geometry.read_only), (64 * MIB, false));
     assert!(volume.identity().expect("a report").is_some_and(|text| text.contains('/')));
 
-    // Written in 128 pieces of different lengths, and read back in others.
+    // Written in 128 pieces of different lengths, and read back in two pieces.
     let lens = |at: usize| 512 * (1 + at % 3);
     let data = pattern((0..128).map(lens).sum(), 0);
     let mut rest = &data[..];

@@ -10,14 +10,14 @@ from ._library import decode, lib
 
 @dataclass(frozen=True)
 class Geometry:
-    """Size, limits and capabilities of a volume, in bytes."""
+    """Size, limits and capabilities of a volume; sizes and limits are in bytes."""
 
     size: int
     # Offsets and lengths are multiples of the block size.
     block_size: int
     # Block size that the server prefers.
     physical_block_size: int
-    # Longest read, write, discard and write zeroes of one request. Longer calls make several.
+    # Maximum length of a read, write, discard and write zeroes request. Longer calls make several.
     io_max: int
     discard_max: int
     zeroes_max: int
@@ -51,7 +51,7 @@ def geometry(found: Any) -> Geometry:
 
 @dataclass(frozen=True)
 class OpStats:
-    """Requests of an operation that have ended, bytes of the successful ones, and failed ones."""
+    """Counters of an operation: ended requests, bytes of successful requests, failed requests."""
 
     count: int
     bytes: int
@@ -72,7 +72,7 @@ class Stats:
     inflight: int
     paths: int
     paths_connected: int
-    # Requests that moved to another path, or were repeated.
+    # Requests that moved to another path or were repeated, because this path failed.
     failovers: int
     # Requests over RDMA whose data was copied.
     bounced: int

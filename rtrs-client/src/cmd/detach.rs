@@ -17,9 +17,9 @@ use crate::daemon::device;
 use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind, system};
 
-/// Time in which a daemon notices that an NBD client has ended.
+/// Maximum time until a daemon notices that an NBD client has ended.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
-/// Interval of the attempts in that time.
+/// Interval between detach attempts during [`CLIENT_PATIENCE`].
 const CLIENT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The arguments.
@@ -165,7 +165,7 @@ pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ende
 }
 
 impl Ended {
-    /// Result for programs.
+    /// Result as JSON.
     fn value(&self) -> Value {
         match self {
             Self::Detached(detached) => json!(detached),
@@ -173,7 +173,7 @@ impl Ended {
         }
     }
 
-    /// Result for people.
+    /// Result as text.
     fn text(&self, name: &str) -> String {
         let name = printable(name);
         match self {
@@ -206,8 +206,9 @@ impl Ended {
 }
 
 /// Frees the device that a dead process may have left behind, and removes its control socket. NBD
-/// clients of the process may still wait for the next one, and have to learn of lost writes then,
-/// so its epoch stays unless `force` is set. Users of a device end with it.
+/// clients of the process may still be waiting for the next process, which must report lost writes
+/// to them, so the saved epoch stays unless `force` is set or the process had a device: the users
+/// of a device end with the device.
 fn free(session: &Session, not_attached: Error, force: bool) -> Result<Ended, Error> {
     let (name, path) = (&session.name, session.left_socket());
     let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;

@@ -1,4 +1,4 @@
-//! Parts of the manual pages that the command line does not give.
+//! Parts of the manual pages that do not follow from the command-line definitions.
 
 use rtrs_core::settings::{FileUse, FormatPage, KeyGroup, Manual, describe};
 

@@ -29,7 +29,7 @@ pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
-/// Formats the access: the mode that `auto` has become, once the volume is open.
+/// Formats the access mode; once the volume is open, the mode that `auto` resolved to.
 fn access_text(status: &Status) -> String {
     match (status.access, status.read_only) {
         (Access::Auto, Some(true)) if status.read_only_fallback => {
@@ -158,7 +158,7 @@ mod tests {
         ] {
             assert_eq!(shown(state, left, fails, reason), text);
         }
-        // The reason names the cause; the remedy must fit each.
+        // The reason names the cause; the remedy must fit every cause.
         let failed = Status { state: SessionState::Failed, ..status() };
         let remedy = failed.remedy().unwrap();
         assert!(remedy.starts_with("do not detach it") && !remedy.contains("EACCES"), "{remedy}");

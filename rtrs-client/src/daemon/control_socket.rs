@@ -1,9 +1,9 @@
 //! Control socket of an attached session.
 //!
-//! The socket is served on its own thread (`rtrs_core::local`), off the IO path, and queries the
-//! shards by message. A change of a path or of the policy is validated and begun at once. The
+//! The socket is served on its own thread (`rtrs_core::local`), off the IO path, which queries the
+//! shards by message. A change of a path or of the policy is validated and begun immediately. The
 //! command then polls `status` until the change is complete, so that the control socket can serve
-//! others meanwhile.
+//! other commands meanwhile.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +31,7 @@ use crate::plan::{path_name, resolve};
 /// Maximum number of clients that an error names.
 const CLIENTS_NAMED: usize = 8;
 
-/// Context of requests to a volume's socket: the volume and its session.
+/// Context of the requests to a volume's control socket: the volume and its session.
 pub(crate) struct Session {
     pub(crate) identity: Identity,
     pub(crate) shards: ShardHandle,
@@ -109,8 +109,8 @@ impl Session {
         Ok(Changed { changed: true })
     }
 
-    /// Refuses a detach that would cut the connections of NBD clients. During another detach all
-    /// are accepted: this one may allow less time.
+    /// Refuses a detach that would cut the connections of NBD clients. While another detach is in
+    /// progress, every detach is accepted: it may allow less time.
     fn refuse_if_served(&self) -> Result<(), String> {
         let (name, clients) = (&self.identity.name, self.shards.clients(self.identity.index));
         if self.identity.ending.load(Ordering::Relaxed) {
@@ -160,7 +160,7 @@ impl Session {
     }
 }
 
-/// Error for a volume whose clients are connected.
+/// Error for a volume with connected clients.
 fn served_to(name: &str, clients: &[FrontEndClient]) -> String {
     let mut users: Vec<String> =
         clients.iter().take(CLIENTS_NAMED).map(FrontEndClient::describe).collect();

@@ -35,7 +35,7 @@ pub(crate) enum Message {
     Engine(ClientMessage),
     /// Passes a socket to the front end of a device.
     Socket(DeviceIndex, FrontSocket),
-    /// Registers memory of a device's user, or ends that.
+    /// Registers or deregisters memory of a device's user.
     Memory(DeviceIndex, MemoryChange),
     /// Adds the front end of an added device, which may carry the kernel's IO.
     AddFront {
@@ -48,7 +48,7 @@ pub(crate) enum Message {
     RemoveFront(DeviceIndex),
     /// Requests an event for the next progress of a path; for shard 0.
     WatchPaths,
-    /// Ends the watch of the paths, which costs shard 0 a comparison each turn.
+    /// Ends the watch of the paths, because the watch costs shard 0 a comparison each turn.
     IgnorePaths,
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
@@ -59,7 +59,7 @@ pub(crate) enum Message {
         change: Change,
         reply: mpsc::Sender<Result<(), String>>,
     },
-    /// Addresses of a path's host, or the reason why it has none; for shard 0.
+    /// Reports the addresses of a path's host, or the reason why the host has none; for shard 0.
     Resolved {
         path: String,
         found: Resolved,
@@ -86,7 +86,7 @@ pub(crate) enum Message {
         device: Option<DeviceIndex>,
         stopped: FrontsStopped,
     },
-    /// Turns the front ends, which then check their connections.
+    /// Runs a turn of the front ends, which then check their connections.
     Look,
     /// Ends the thread.
     Exit,
@@ -118,7 +118,7 @@ pub(crate) struct ShardStart {
     pub(crate) pin: Option<usize>,
 }
 
-/// Number of submissions per turn of a shard's ring.
+/// Number of submission entries of a shard's ring.
 const RING_ENTRIES: u32 = 512;
 
 fn new_ring() -> io::Result<Rc<Ring>> {
@@ -126,8 +126,8 @@ fn new_ring() -> io::Result<Rc<Ring>> {
         .map_err(|error| io::Error::new(error.kind(), format!("cannot set up io_uring: {error}")))
 }
 
-/// Sets up the rings of this many shards, all at once because they share the limit of locked
-/// memory, and releases them.
+/// Sets up the rings of this many shards, all at the same time because they share the limit on
+/// locked memory, and releases them.
 ///
 /// # Errors
 /// The system's error, with the limit and its remedy.
@@ -159,9 +159,9 @@ struct ClientShard {
     events: Option<mpsc::Sender<Event>>,
     /// State of each volume as the process sees it; on shard 0.
     notices: Notices,
-    /// Set when all front ends have to stop.
+    /// Whether all front ends have to stop.
     stopping: bool,
-    /// Set when all front ends have stopped.
+    /// Whether all front ends have stopped.
     fronts_stopped: bool,
     /// Progress of the session's shutdown; on shard 0.
     shutdown: Shutdown,
@@ -235,7 +235,7 @@ impl ClientShard {
                 }
             }
             Message::Clients(device, reply) => {
-                // Those that have just disconnected do not count.
+                // Clients that have just disconnected do not count.
                 self.turn_fronts(now);
                 // The requester may have stopped waiting.
                 drop(reply.send(self.fronts.clients(device)));
@@ -286,7 +286,7 @@ impl ClientShard {
         }
     }
 
-    /// Passes devices that have opened to their front ends.
+    /// Passes newly opened devices to their front ends.
     fn look_at_devices(&mut self, now: Instant) {
         while let Some(opened) = self.fronts.open_next(now, &self.engine) {
             match opened {
@@ -306,7 +306,7 @@ impl ClientShard {
         }
     }
 
-    /// Turns the front ends and handles their requests.
+    /// Runs a turn of the front ends and handles their requests.
     fn turn_fronts(&mut self, now: Instant) -> bool {
         let any = self.fronts.turn(now);
         while let Some((device, request)) = self.fronts.next_request() {
@@ -323,7 +323,7 @@ impl ClientShard {
         any
     }
 
-    /// Counts a front end of the device that has stopped on a shard.
+    /// Counts a device's front end that has stopped on a shard.
     fn on_front_stopped(&mut self, device: DeviceIndex, stopped: FrontsStopped) {
         if let Some(abandoned) = self.endings.add_device(device, stopped, self.shards.len()) {
             let left = self.endings.left(device, &self.engine);
@@ -331,7 +331,8 @@ impl ClientShard {
         }
     }
 
-    /// Returns the event for the end of the session. Some front ends have not stopped if `running`.
+    /// Returns the event for the end of the session. If `running`, some front ends have not
+    /// stopped.
     fn done_event(&mut self, running: bool) -> Event {
         let devices: Vec<DeviceIndex> = self.fronts.devices().filter(|_| !running).collect();
         let left = devices.into_iter().filter_map(|device| {

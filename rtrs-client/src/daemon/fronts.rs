@@ -15,7 +15,7 @@ use crate::frontend::{
     Place,
 };
 
-/// Front end before its shard runs.
+/// Front end to be created on its shard.
 pub(crate) struct NewFront {
     pub(crate) device: DeviceIndex,
     /// Name of the volume on this host, which clients of the front end request.
@@ -23,12 +23,12 @@ pub(crate) struct NewFront {
     pub(crate) make: MakeFrontEnd,
 }
 
-/// Progress of a front end's end.
+/// Progress of stopping a front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// Serving.
     None,
-    /// Finishing requests in flight, until this time.
+    /// Finishing requests in flight until this deadline.
     Stopping(Instant),
     /// Stopped.
     Stopped,
@@ -39,14 +39,14 @@ struct Slot {
     device: DeviceIndex,
     name: String,
     front: Box<dyn FrontEnd>,
-    /// Whether the front end has the device.
+    /// Whether the front end was given the device.
     opened: bool,
     end: End,
-    /// Whether the front end was stopped individually and its end is not reported yet.
+    /// Whether the front end was stopped individually and that is not reported yet.
     is_awaited: bool,
     /// Number of IOs of the device that had not ended when the front end stopped.
     abandoned: usize,
-    /// Whether clients may connect to the next process.
+    /// Whether clients may reconnect to the next process.
     may_return: bool,
 }
 
@@ -93,8 +93,8 @@ impl Fronts {
         self.slots.push(slot);
     }
 
-    /// Removes the front end of a device. Its requests at the server end before its memory is
-    /// reused.
+    /// Removes the front end of a device. Its memory is reused only after its requests at the
+    /// server have ended.
     pub(crate) fn remove(&mut self, device: DeviceIndex) {
         for mut slot in self.slots.extract_if(.., |slot| slot.device == device) {
             slot.front.stop();
@@ -112,7 +112,7 @@ impl Fronts {
         self.slots.iter().map(|slot| slot.device)
     }
 
-    /// Gives the next front end its device, if that is open.
+    /// Gives a device that has been opened to the front end that waits for it.
     pub(crate) fn open_next(&mut self, now: Instant, engine: &ClientEngine) -> Option<Opened> {
         let waits = |slot: &&mut Slot| !slot.opened && slot.end == End::None;
         for slot in self.slots.iter_mut().filter(waits) {
@@ -168,12 +168,12 @@ impl Fronts {
         self.slots.iter().any(|slot| slot.front.has_input())
     }
 
-    /// Prepares the front ends for a sleep. Returns false if one has input.
+    /// Prepares the front ends for a sleep. Returns false if any has input.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.slots.iter_mut().all(|slot| slot.front.prepare_sleep())
     }
 
-    /// Takes the next request from a front end to the driver.
+    /// Takes the next request that a front end has for the driver.
     pub(crate) fn next_request(&mut self) -> Option<(DeviceIndex, FrontRequest)> {
         let request = |slot: &mut Slot| Some((slot.device, slot.front.next_request()?));
         self.slots.iter_mut().find_map(request)
@@ -205,7 +205,7 @@ impl Fronts {
         self.slots.iter_mut().for_each(|slot| slot.stop(deadline));
     }
 
-    /// Checks stopping front ends. Returns whether one has stopped.
+    /// Checks the front ends that are stopping. Returns whether any has stopped.
     pub(crate) fn poll_stopping(&mut self, now: Instant, engine: &ClientEngine) -> bool {
         let mut any = false;
         for slot in &mut self.slots {
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
     use crate::engine::SessionDevice;
 
-    /// Front end whose IO ends on the test's request.
+    /// State of a front end whose IO ends when the test says so.
     #[derive(Default)]
     struct Busy {
         running: Cell<bool>,

@@ -24,16 +24,16 @@ use crate::frontend::{
 };
 use crate::settings::SessionSettings;
 
-/// Time for all shards to serve their sockets to the kernel. Nothing waits for the device yet, so
-/// this limit is for a stuck shard, not for a busy machine: with four busy loops during twelve
-/// attaches, one shard took more than five seconds.
+/// Time limit for all shards to serve their sockets to the kernel. Nothing waits for the device
+/// yet, so this limit is meant for a stuck shard, not for a busy machine: with four busy loops
+/// during twelve attaches, one shard took more than five seconds.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for a shard's report, and for other answers.
+/// Time limit for a shard's report, and for other answers.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for all shards to pin memory, or for IO in flight to end before memory is released.
+/// Time limit for all shards to pin memory, or for IO in flight to end before memory is released.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for a shard's change.
+/// Time limit for a shard's change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Threads of a session.
@@ -41,7 +41,7 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Running {
     shards: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
-    /// Notifies shard 0 of changes; kept only to be dropped.
+    /// Notifies shard 0 of changes; held only to be dropped.
     network: Option<LinkWatcher>,
     pub(crate) events: mpsc::Receiver<Event>,
 }
@@ -51,8 +51,8 @@ pub(crate) struct Running {
 pub(crate) struct ShardHandle(Vec<Sender<Message>>);
 
 impl ShardHandle {
-    /// Returns the reports of all shards, in order, limited to the requested devices. A shard that
-    /// does not answer is missing.
+    /// Returns the reports of all shards, in order, limited to the requested devices. The report of
+    /// a shard that does not answer is missing.
     pub(crate) fn reports(&self, reported: Reported) -> Vec<ClientShardReport> {
         let mut reports = self.ask(|reply| Message::Query(reported, reply));
         reports.sort_by_key(|report: &ClientShardReport| report.engine.shard);
@@ -103,7 +103,8 @@ impl ShardHandle {
     /// Changes the memory that a device's user has registered, on all shards.
     ///
     /// # Errors
-    /// The reason of a shard; `TimedOut` if one does not answer. Others may have changed it.
+    /// The reason given by a shard; `TimedOut` if a shard does not answer. Other shards may have
+    /// made the change.
     pub(crate) fn change_memory(
         &self,
         device: DeviceIndex,
@@ -175,7 +176,7 @@ impl ShardHandle {
     /// Gives every shard its socket to the kernel for a device, and waits until all serve it.
     ///
     /// # Errors
-    /// Fails with `TimedOut` or `BrokenPipe` when a shard cannot.
+    /// Fails with `TimedOut` or `BrokenPipe` if a shard cannot serve its socket.
     pub(crate) fn adopt_kernel(
         &self,
         device: DeviceIndex,
@@ -248,7 +249,7 @@ impl ShardHandle {
         volumes.find(|volume| volume.used && volume.export == export).map(|found| found.device)
     }
 
-    /// Ends all shards at once, after one of them has failed.
+    /// Ends all shards immediately, after one of them has failed.
     pub(crate) fn end(&self) {
         self.0.iter().for_each(|shard| shard.send(Message::Exit));
     }
@@ -346,8 +347,8 @@ fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
     watch.inspect_err(unavailable).ok()
 }
 
-/// Reports a shard that panics. Otherwise it would go unnoticed: the other shards continue, and IO
-/// that belongs to it waits forever. (In a release build a panic ends the process.)
+/// Reports a shard that panics. Otherwise it would go unnoticed: the other shards continue, and the
+/// IO of that shard waits forever. (In a release build a panic ends the process.)
 struct Alarm {
     shard: CoreIndex,
     events: mpsc::Sender<Event>,
@@ -368,7 +369,7 @@ impl Running {
     }
 
     /// Waits for the threads, which were asked to end. A shard that does not end within five
-    /// seconds is left to the end of the process.
+    /// seconds ends with the process.
     pub(crate) fn join(self) {
         drop(self.network);
         let deadline = std::time::Instant::now() + Duration::from_secs(5);

@@ -34,9 +34,9 @@ use crate::stats::{DeviceStats, OP_NAMES, ShardStats, op_name};
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) name: String,
-    /// Name of the export at the server.
+    /// Name of the export on the server.
     pub(crate) export: String,
-    /// Device in the session.
+    /// Index of the volume's device in the session.
     pub(crate) index: DeviceIndex,
     /// Name of the volume whose log contains the session's messages.
     pub(crate) log: String,
@@ -48,7 +48,7 @@ pub(crate) struct Identity {
     pub(crate) slow_io: SlowIo,
     /// NBD URI for clients, if there is one.
     pub(crate) uri: Option<String>,
-    /// Block device, once it is connected.
+    /// Path of the block device, once connected.
     pub(crate) device: Arc<OnceLock<String>>,
     pub(crate) pid: u32,
     pub(crate) shards: u16,
@@ -59,8 +59,8 @@ pub(crate) struct Identity {
     pub(crate) started: SystemTime,
 }
 
-/// Report of the control shard, the only one that knows the paths. It is missing if the session is
-/// ending, or if the host is so busy that the shard did not run.
+/// Report of the control shard, the only shard that knows the paths. None if the session is ending,
+/// or if the host was too busy for the shard to report in time.
 fn control(reports: &[ClientShardReport]) -> Option<&ClientShardReport> {
     reports.iter().find(|report| report.engine.shard.0 == 0)
 }
@@ -71,7 +71,7 @@ impl Identity {
         control(reports)?.engine.volume(self.index)
     }
 
-    /// Each shard's report of the volume's device.
+    /// Each shard's report on the volume's device.
     fn devices<'a>(
         &self,
         reports: &'a [ClientShardReport],
@@ -88,7 +88,7 @@ impl Identity {
         total
     }
 
-    /// Number of flushes that succeeded at the server but reported lost writes.
+    /// Number of flushes that succeeded on the server but reported lost writes.
     fn failed_flushes(&self, reports: &[ClientShardReport]) -> u64 {
         self.devices(reports).map(|device| device.failed_flushes).max().unwrap_or(0)
     }
@@ -98,7 +98,7 @@ impl Identity {
         self.devices(reports).map(|device| device.cache_losses).max().unwrap_or(0)
     }
 
-    /// Geometry of the device, once it has been open.
+    /// Geometry of the device, if the device has ever been open.
     fn geometry<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a Geometry> {
         control(reports)?.engine.geometry(self.index)
     }
@@ -108,7 +108,7 @@ fn paths(reports: &[ClientShardReport]) -> Option<&[PathStatus]> {
     control(reports)?.engine.paths.as_deref()
 }
 
-/// State of a session, and the reason if its paths do not explain it.
+/// State of a session, with the reason if the paths' own states do not show it.
 fn state(
     identity: &Identity,
     reports: &[ClientShardReport],
@@ -139,7 +139,7 @@ fn state(
     }
 }
 
-/// Errno with which a server refuses the connections of a path, if one does.
+/// First path whose server refuses connections, with the reason.
 fn refusal(paths: &[PathStatus]) -> Option<String> {
     paths.iter().find_map(|path| {
         let end = path.last_end.as_ref().filter(|end| end.errno().is_some())?;
@@ -214,7 +214,7 @@ fn complaint(identity: &Identity, reports: &[ClientShardReport]) -> Option<Strin
     all.find(|(device, _)| *device == identity.index).map(|(_, text)| (*text).to_owned())
 }
 
-/// Number of NBD connections of the volume on a shard.
+/// Number of the volume's NBD connections on a shard.
 fn connections(identity: &Identity, report: &ClientShardReport) -> u64 {
     front_stats(identity, report).connections
 }
@@ -272,19 +272,19 @@ pub(crate) fn attached(status: Status) -> Attached {
     }
 }
 
-/// Whether a shard avoids the path because it is far slower than others.
+/// Whether a shard avoids the path because it is much slower than the other paths.
 fn is_slow(path: &PathStatus, reports: &[ClientShardReport]) -> bool {
     let at = path.id.index();
     reports.iter().any(|report| report.engine.path_slow.get(at).copied().unwrap_or_default())
 }
 
-/// Name of a path, which may have been removed.
+/// Name of a path, even of one that has been removed; "?" if unknown.
 fn path_name(path: PathId, reports: &[ClientShardReport]) -> String {
     let names = control(reports).map_or(&[][..], |control| control.engine.names.as_slice());
     names.get(path.index()).cloned().unwrap_or_else(|| "?".into())
 }
 
-/// Failed IOs of the volume.
+/// Failed IOs of the volume, with lost writes that a flush reported.
 fn io_errors(identity: &Identity, reports: &[ClientShardReport]) -> IoErrors {
     let mut all = Failures::default();
     identity.devices(reports).for_each(|device| all.add(&device.failures));

@@ -30,7 +30,7 @@ fn lacking(status: &Status, required: RequirePaths) -> Option<String> {
     Some(format!("{connected} of {required} required paths are connected; {missing}"))
 }
 
-/// Whether a path is connected, has failed once, or is not tried.
+/// Whether a path is connected, has failed once, or is not being tried.
 fn is_settled(path: &PathInfo) -> bool {
     path.is_connected() || path.ends > 0 || path.state == PathState::Disconnected
 }
@@ -59,7 +59,8 @@ impl AttachedSession {
         false
     }
 
-    /// Records that a volume does not wait for paths, and ends the watch if no other volume waits.
+    /// Records that a volume no longer waits for paths, and ends the watch if no other volume
+    /// waits.
     pub(super) fn stop_waiting(&mut self, at: usize) {
         self.volumes[at].waits_for_paths = None;
         self.end_watch();
@@ -72,7 +73,7 @@ impl AttachedSession {
         }
     }
 
-    /// Serves the volumes that have waited for paths and have enough now.
+    /// Serves the volumes that waited for paths and have enough now.
     pub(super) fn on_paths_changed(&mut self) {
         let waits = |volume: &Volume| {
             let is_opening = matches!(volume.step, Step::Opening(_));

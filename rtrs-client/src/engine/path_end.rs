@@ -39,7 +39,7 @@ pub(crate) enum PathEnd {
     /// A connection other than connection 0 caused the end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
-    /// The path ended while it was using this one of several addresses.
+    /// The path ended while it was using this address, one of several.
     #[error("{0}: {1}")]
     At(SocketAddr, Box<Self>),
     /// A connection cannot continue.
@@ -60,7 +60,7 @@ pub(crate) enum PathEnd {
     /// The session or the volume has failed.
     #[error("{0}")]
     Session(#[from] SessionFailure),
-    /// No volume of several can be used, each for its own reason.
+    /// None of several volumes can be used, each for its own reason.
     #[error("{}", describe_volumes(.0))]
     Volumes(Vec<(String, Self)>),
     /// The server did not complete the handshake in time.
@@ -148,7 +148,7 @@ impl From<FabricError> for PathEnd {
 fn describe_unconnected(reason: &CloseReason) -> String {
     match reason {
         CloseReason::TimedOut => "no answer within the connect timeout".to_owned(),
-        // There was no connection yet that could have been lost.
+        // No connection existed yet that could have been lost.
         CloseReason::Lost(why) => match hint(why) {
             Some(hint) => format!("{why}; {hint}"),
             None => why.clone(),

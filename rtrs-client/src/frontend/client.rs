@@ -10,9 +10,9 @@ pub(crate) enum FrontEndClient {
     Process(u32),
     /// Monitor of a virtual machine on this host, with its process if that is visible here.
     Machine(Option<u32>),
-    /// Address of a client over TCP.
+    /// Address of a TCP client.
     Address(SocketAddr),
-    /// Client with TLS, whose address is in the log.
+    /// TLS client, whose address is in the log.
     Tls,
     /// Client that has disconnected, or a process whose number is not visible here.
     Unknown,

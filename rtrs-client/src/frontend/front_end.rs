@@ -1,4 +1,4 @@
-//! Interface between a front end and the shard that turns it.
+//! Interface between a front end and the shard that runs it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ pub(crate) trait FrontEnd {
     /// Gives the front end a socket.
     fn take_socket(&mut self, now: Instant, socket: FrontSocket);
 
-    /// Registers memory of the device's user, or ends that ([`MemoryChange`]).
+    /// Registers or unregisters memory of the device's user ([`MemoryChange`]).
     fn change_memory(&mut self, change: MemoryChange) {
         change.reply(Err(io::ErrorKind::Unsupported.into()));
     }
@@ -42,8 +42,8 @@ pub(crate) trait FrontEnd {
         false
     }
 
-    /// Prepares a sleep: makes such input cause an event of the ring, which ends the sleep. Returns
-    /// false if there is input already.
+    /// Prepares a sleep: makes input that the ring does not report cause a ring event, which ends
+    /// the sleep. Returns false if there is input already.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
@@ -68,8 +68,8 @@ pub(crate) trait FrontEnd {
         FrontEndStats::default()
     }
 
-    /// Whether clients may connect to the next process: they are connected, or lost a connection
-    /// without a disconnect request.
+    /// Whether clients may reconnect to the next process: they are connected, or their connection
+    /// ended without a disconnect request.
     fn may_clients_return(&self) -> bool {
         false
     }
@@ -95,9 +95,9 @@ pub(crate) struct MemoryChange {
 /// Kind of a [`MemoryChange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryChangeKind {
-    /// From the reply on, IO in this memory uses it in place.
+    /// After the reply, IO in this memory uses the memory in place.
     Register,
-    /// From the reply on, no IO has the memory registered. IO in flight ends first.
+    /// After the reply, no IO uses the registered memory: IO in flight ends first.
     Unregister,
 }
 
@@ -155,7 +155,7 @@ pub(crate) type MakeFrontEnds = Box<dyn FnOnce(&Shards) -> Vec<MakeFrontEnd>>;
 pub(crate) struct PreparedFrontEnds {
     /// Makes the front end of each shard.
     pub(crate) make: MakeFrontEnds,
-    /// URI for clients, if they connect by one.
+    /// URI for clients, if they connect by URI.
     pub(crate) uri: Option<String>,
 }
 
@@ -163,7 +163,7 @@ pub(crate) struct PreparedFrontEnds {
 pub(crate) struct Shards {
     /// Number of shards.
     pub(crate) count: u16,
-    /// Makes a shard turn its front end soon.
+    /// Makes a shard run its front end soon.
     pub(crate) wake: Arc<dyn Fn(usize) + Send + Sync>,
 }
 

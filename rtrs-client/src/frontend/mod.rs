@@ -1,13 +1,14 @@
 //! Front ends: the users of a session's devices, behind one trait.
 //!
-//! Each device of the session has one front end on each shard. It is made on its shard's thread
-//! before the device is open, and gets the device once. The driver turns it and does not know its
-//! kind. A new kind needs a file here, with a type that implements [`FrontEnd`] and a function that
-//! returns [`PreparedFrontEnds`]; an arm in [`prepare`]; and settings with a variant of [`Front`].
+//! Each device of the session has one front end on each shard. The front end is created on its
+//! shard's thread before the device is open, and receives the device once. The driver runs the
+//! turns of the front end without knowing its kind. A new kind needs a file here, with a type that
+//! implements [`FrontEnd`] and a function that returns [`PreparedFrontEnds`]; an arm in
+//! [`prepare`]; and settings with a variant of [`Front`].
 //!
-//! - `nbd`: NBD clients at a unix or TCP socket.
+//! - `nbd`: NBD clients on a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
-//! - `vhost_user`: a virtual machine, at a unix socket.
+//! - `vhost_user`: a virtual machine, on a unix socket.
 //! - `bench`: a workload, without NBD.
 //! - `queue`: queues of the program that embeds the session, without NBD.
 //!
@@ -36,8 +37,8 @@ use rtrs_core::local::PassedSocket;
 use crate::error::Error;
 use crate::plan::{AttachPlan, Front};
 
-/// Acquires the place where the plan's volume is served, and prepares its front ends. Of the
-/// sockets that the service manager passed, it takes the one at that place.
+/// Acquires the place where the plan's volume is served, and prepares its front ends. Takes the
+/// socket of that place if the service manager passed it.
 ///
 /// # Errors
 /// Fails if the place is in use, or a file for it cannot be used.

@@ -1,9 +1,9 @@
 //! Front end for a program that uses the volume within its own process, through queues.
 //!
 //! Each shard has one queue. Its user submits requests through a mailbox, which wakes the shard,
-//! and gets the outcomes through an event queue. The memory of a request is in regions of the user;
-//! a scattered pool presents it to the session as one range. A single piece of a registered region
-//! is used in place.
+//! and gets the outcomes through an event queue. The memory of a request is in the user's regions;
+//! a scattered pool presents it to the session as one range. Memory in one piece of a registered
+//! region is used in place.
 
 use std::io;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ use crate::engine::SessionDevice;
 pub(crate) struct QueueLimits {
     /// Maximum number of requests in flight.
     pub(crate) depth: u16,
-    /// Maximum size of the memory of a request in bytes.
+    /// Maximum memory of a request, in bytes.
     pub(crate) io_max: u32,
 }
 
 /// Memory of a request.
 #[derive(Debug)]
 pub enum Pieces {
-    /// The request has none.
+    /// No memory.
     None,
     /// Memory in one piece.
     One(MemSlice),
@@ -70,9 +70,9 @@ pub struct Outcome {
 /// User's end of a queue.
 #[derive(Debug)]
 pub struct QueueUser {
-    /// Submits requests, at most as many at a time as the queue is deep.
+    /// Submits requests. At most the queue depth may be in flight.
     pub submissions: Sender<Submission>,
-    /// Outcomes; closed when the session has ended.
+    /// Outcomes of requests; closed once the session has ended.
     pub outcomes: EventReceiver<Outcome>,
 }
 
@@ -94,10 +94,10 @@ pub(crate) fn queue(limits: QueueLimits) -> io::Result<(QueueUser, QueueServer)>
     Ok((QueueUser { submissions, outcomes }, server))
 }
 
-/// Receiver of a change, with the old and the new geometry.
+/// Callback for a change, with the old and the new geometry.
 type OnChange = dyn Fn(&Geometry, &Geometry) + Send + Sync;
 
-/// Geometry of the volume, and the receiver of its changes.
+/// Geometry of the volume, and the callback for its changes.
 pub(crate) struct GeometryWatch {
     pub(crate) now: Mutex<Geometry>,
     /// Called by the control shard.
@@ -105,7 +105,7 @@ pub(crate) struct GeometryWatch {
 }
 
 impl GeometryWatch {
-    /// Adopts the geometry that the control shard has now.
+    /// Adopts the control shard's current geometry.
     fn look(&self, geometry: &Geometry) {
         let mut now = self.now.lock();
         if *now != *geometry {
@@ -138,10 +138,11 @@ pub(crate) fn queues(
 struct QueueFront {
     limits: QueueLimits,
     geometry: Arc<GeometryWatch>,
-    /// The queue, until the device is open.
+    /// Session's end of the queue, until the device is open on this shard.
     server: Option<QueueServer>,
     running: Option<Running>,
-    /// Changes before the device is open: the volume is open when it is on the control shard.
+    /// Memory changes that arrived before the device was open on this shard. The user may register
+    /// memory once the device is open on the control shard.
     early: Vec<MemoryChange>,
 }
 
@@ -151,23 +152,23 @@ struct Running {
     device: SessionDevice,
     submissions: Inbox<Submission>,
     outcomes: EventSender<Outcome>,
-    /// One buffer for each request in flight; its number is the tag of the IO.
+    /// One buffer for each request in flight; the buffer's number is the tag of the IO.
     pool: Pool,
-    /// Slot of the request that has the buffer.
+    /// Slot of the request that uses each buffer.
     slots: Vec<u32>,
-    /// Number of the registered region in which the memory of the buffer's request lies.
+    /// ID of the registered region that holds the memory of each buffer's request.
     lies_in: Vec<Option<u64>>,
     registered: Vec<Registered>,
-    /// IO that the device has refused because it was full.
+    /// IO that the device refused because its queue was full.
     refused: Option<Io>,
 }
 
 /// Memory that the user has registered.
 struct Registered {
     region: Arc<Region>,
-    /// Requests in flight whose memory lies there.
+    /// Number of requests in flight that use the memory.
     inflight: u32,
-    /// Waits for their end. New requests use the memory like any other.
+    /// Deregistration that waits for these requests. New requests treat the memory as unregistered.
     leaving: Option<MemoryChange>,
 }
 
@@ -217,7 +218,7 @@ impl Running {
         }
     }
 
-    /// Drops leaving memory that no request in flight uses.
+    /// Deregisters leaving memory that no request in flight uses.
     fn drop_memory(&mut self) {
         let is_due = |known: &mut Registered| known.inflight == 0 && known.leaving.is_some();
         for Registered { region, leaving, .. } in self.registered.extract_if(.., is_due) {
@@ -226,9 +227,9 @@ impl Running {
         }
     }
 
-    /// Takes back a buffer, whose request has ended.
+    /// Takes back a buffer whose request has ended.
     fn give(&mut self, buffer: u32) {
-        // The user gets its memory back only if nothing holds it.
+        // The user gets the memory back only if nothing holds it.
         self.pool.give(buffer);
         let Some(id) = self.lies_in[buffer as usize].take() else { return };
         let known = self.registered.iter_mut().find(|known| known.region.id() == id);
@@ -252,7 +253,7 @@ impl Running {
         Ok(piece)
     }
 
-    /// Reports the outcomes of ended IOs. Returns whether there was one.
+    /// Reports the outcomes of ended IOs. Returns whether any had ended.
     fn reap(&mut self) -> bool {
         let mut any = false;
         while let Some(done) = self.device.reap() {
@@ -270,15 +271,15 @@ impl Running {
         }
     }
 
-    /// Submits the IO that the device refused, and new ones until it is full. Returns whether there
-    /// was one.
+    /// Submits the IO that the device refused, then new requests until the device's queue is full.
+    /// Returns whether there were new requests.
     fn submit(&mut self) -> bool {
         let mut any = false;
         loop {
             let io = match self.refused.take() {
                 Some(io) => io,
                 None => {
-                    // The next request wakes the shard only if all others were taken.
+                    // The next request wakes the shard only if all earlier ones have been taken.
                     let Some(submission) = self.submissions.take_or_watch() else { return any };
                     any = true;
                     let Some(io) = self.io(submission) else { continue };
@@ -292,7 +293,7 @@ impl Running {
         }
     }
 
-    /// Converts a request to an IO. Returns None if its memory cannot be used.
+    /// Converts a request to an IO. Returns None if the request's memory cannot be used.
     fn io(&mut self, submission: Submission) -> Option<Io> {
         let Submission { slot, op, flags, offset, len, memory } = submission;
         let Some(buffer) = self.pool.take() else {
@@ -326,7 +327,7 @@ impl FrontEnd for QueueFront {
         Ok(())
     }
 
-    /// A queue has no clients.
+    /// Does nothing: a queue has no clients.
     fn take_socket(&mut self, _now: Instant, _socket: FrontSocket) {}
 
     fn change_memory(&mut self, change: MemoryChange) {
@@ -354,8 +355,8 @@ impl FrontEnd for QueueFront {
         None
     }
 
-    /// Requests that were submitted before the stop count as IO in flight; the user submits none
-    /// afterwards.
+    /// Does nothing: requests submitted before the stop count as IO in flight, and the user submits
+    /// none afterwards.
     fn stop(&mut self) {}
 
     fn abort(&mut self) {

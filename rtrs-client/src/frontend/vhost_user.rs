@@ -1,4 +1,4 @@
-//! Front end for a virtual machine, over vhost-user-blk at a unix socket.
+//! Front end for a virtual machine, over vhost-user-blk on a unix socket.
 
 use std::io;
 use std::path::Path;
@@ -28,7 +28,7 @@ const NOT_SHARED: &str = "the guest kicks its queues, and no request appears in 
 /// Listens on a unix socket for the virtual machine of the plan's volume.
 ///
 /// # Errors
-/// Fails if the path is in use, or the socket cannot get its owner and mode.
+/// Fails if the path is in use, or the owner and mode of the socket cannot be set.
 pub(super) fn prepare(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontEnds, Error> {
     let bound = Bound::new(path).map_err(|e| {
         let what = format!("cannot serve vhost-user on the socket {}", path.display());

@@ -1,4 +1,4 @@
-//! Plan of `attach`: a session, and the place where it is served, either NBD or a block device.
+//! Plan of `attach`: a session and the place where its volumes are served.
 //!
 //! This module owns [`AttachPlan`] and [`Front`].
 
@@ -33,15 +33,15 @@ const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
 /// Maximum kernel timeout of a request.
 const DEVICE_TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
-/// Margin of the kernel timeout beyond the session's own limit.
+/// Margin by which the default kernel timeout exceeds the session's own limit.
 const DEVICE_TIMEOUT_MORE: Duration = Duration::from_secs(30);
 
-/// Default time for which the kernel keeps requests for a successor process.
+/// Default time for which the kernel holds requests for a successor process.
 const TAKEOVER: Duration = Duration::from_secs(60);
-/// Maximum delay of the kernel: two checks of a request of a quick device, each up to 1.3 s, or one
-/// check after another's time limit, up to a second later, plus a margin.
+/// Maximum delay before the kernel resends a request, beyond its timeout: on a device with quick
+/// takeover two checks of up to 1.3 s each, on others one check up to a second late, plus a margin.
 const RESENT_MARGIN: Duration = Duration::from_secs(5);
-/// Maximum time for which a device may lack successful flushes, whatever its timeout.
+/// Maximum time for which a device may go without a successful flush, whatever its timeout.
 const RESENT_MAX: Duration = Duration::from_secs(300);
 
 /// Place where a volume is served.
@@ -54,7 +54,7 @@ pub enum Front {
     Tcp(SocketAddr),
     /// Block device of the kernel.
     Device(DeviceOptions),
-    /// Unix socket for a virtual machine, with a path as above.
+    /// Unix socket for a virtual machine; the path is like that of `Socket`.
     VhostUser(PathBuf),
 }
 
@@ -65,12 +65,12 @@ pub struct AttachPlan {
     pub session: SessionPlan,
     /// Place where the volume is served.
     pub front: Front,
-    /// Settings, including the defaults that follow from others. The buffer size is a multiple of
-    /// 4096.
+    /// Settings, including the defaults that depend on other settings. The buffer size is a
+    /// multiple of 4096.
     pub settings: AttachSettings,
-    /// Ignore the pinned identity and accept that of the first open.
+    /// Ignore the pinned identity and accept the identity that the first open reports.
     pub accept_new_identity: bool,
-    /// Time for retries when no path connects or the server refuses the open.
+    /// Time limit for retries while no path connects or the server refuses the open.
     pub retry_for: Duration,
     /// Directory of the control socket: [`RunDir::control_socket`] of the volume's name.
     pub run_dir: RunDir,
@@ -78,7 +78,7 @@ pub struct AttachPlan {
     pub output: Output,
     /// The service manager passed the socket of the front end.
     pub is_activated: bool,
-    /// Further volumes of the same session, each with its own front end and an empty list here.
+    /// Further volumes of the same session, each with its own front end and an empty `more`.
     pub more: Vec<Self>,
 }
 
@@ -157,7 +157,8 @@ fn check_device_settings(settings: &AttachSettings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rejects TLS for NBD clients without a TCP address or certificates, and the reverse.
+/// Rejects TLS for NBD clients without a TCP address or without certificates, and TLS certificates
+/// without TLS.
 fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
     let AttachSettings { nbd_tls, nbd_tls_dir, listen, .. } = settings;
     match (nbd_tls.mode(), nbd_tls_dir) {
@@ -187,14 +188,15 @@ fn check_open_to_others(settings: &AttachSettings) -> Result<(), Error> {
     )))
 }
 
-/// Treatment of a request that takes too long. The requests of a dead process are repeated once
-/// they are as old as the kernel's request timeout, so a takeover needs a limit.
+/// Treatment of a request that takes too long. After a takeover, the kernel repeats a dead
+/// process's requests only once they are as old as its timeout, so a takeover needs a finite
+/// timeout.
 fn slow_io(settings: &AttachSettings) -> SlowIo {
     let bounded = settings.takeover && !settings.quick_takeover;
     settings.slow_io.unwrap_or(if bounded { SlowIo::Fail } else { SlowIo::Wait })
 }
 
-/// Socket path of a volume. The name is encoded as in the file names of the run directory.
+/// Socket path of a volume. The name is encoded as in file names of the run directory.
 fn socket_of(path: &Path, run_dir: &RunDir, name: &str) -> PathBuf {
     let control = run_dir.control_socket(name);
     let stem = control.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -270,10 +272,10 @@ pub(super) fn request_seconds(
     session: &SessionPlan,
 ) -> Result<u64, Error> {
     let SessionSettings { io_timeout, no_path, .. } = &session.settings;
-    // Maximum time of an IO. The kernel must not give up earlier: what it resends may overtake
-    // later requests.
+    // Maximum time of an IO. The kernel must not give up earlier: requests that it resends may
+    // overwrite later ones.
     let bound = no_path.io_age_max(io_timeout.get());
-    // A slow disk may take any time.
+    // With a slow disk, a request may take any time.
     let usual_bound = bound.filter(|_| slow_io == SlowIo::Fail);
     let usual = usual_bound.map_or(DEVICE_TIMEOUT_MAX, |bound| bound + DEVICE_TIMEOUT_MORE);
     let least = bound.unwrap_or_else(|| io_timeout.get() * 2) + Duration::from_secs(1);
@@ -288,13 +290,13 @@ pub(super) fn request_seconds(
     Ok(seconds)
 }
 
-/// Rounds up to the kernel's unit, seconds.
+/// Rounds up to seconds, the kernel's unit.
 fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Number of shards for a quick takeover, which needs a device with one socket, as an IO stays on
-/// one shard.
+/// Number of shards for a quick takeover: one, because the device has only one socket and an IO
+/// stays on one shard.
 fn quick_shards(shards: Shards) -> Result<Shards, Error> {
     match shards {
         Shards::Is(count) if count.get() > 1 => Err(usage(format!(
@@ -312,7 +314,7 @@ impl AttachPlan {
         if set.export.is_some() {
             check_name("volume name", name)?;
         }
-        // These paths are reread after the process has moved to the background.
+        // These files are reread after the process has moved to the background.
         make_absolute([&mut set.nbd_tls_dir])
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use nbd-tls-dir", e))?;
         let size = set.buffer_size;
@@ -358,7 +360,7 @@ impl AttachPlan {
         })
     }
 
-    /// Returns TLS for this number of NBD clients, if it is offered.
+    /// Returns TLS for at most `clients` NBD clients, if the plan offers TLS.
     ///
     /// # Errors
     /// Fails with [`ErrorKind::Path`], which names the file.
@@ -376,13 +378,13 @@ impl AttachPlan {
         self.settings.slow_io.unwrap_or_default()
     }
 
-    /// Whether the volume takes over a device that another process has left, if there is one.
+    /// Whether the volume takes over the device that a dead process left behind, if any.
     pub(crate) fn takes_over(&self) -> bool {
         matches!(&self.front, Front::Device(options) if options.takeover)
     }
 
-    /// Time for attempts to open the export. In a takeover, the session waits until the server has
-    /// finished with the session of the dead process.
+    /// Time limit for attempts to open the export. In a takeover, the session waits until the
+    /// server has ended the session of the dead process.
     pub(crate) fn open_patience(&self) -> Duration {
         let takeover = match &self.front {
             Front::Device(options) if options.takeover => {
@@ -394,7 +396,7 @@ impl AttachPlan {
     }
 
     /// Time after the open during which the kernel may repeat requests of a dead process: until the
-    /// last one is as old as the kernel's timeout. A device with quick takeover has no such
+    /// last of them is as old as the kernel's timeout. A device with quick takeover has no such
     /// timeout; its requests are repeated within three seconds.
     pub(crate) fn resent_for(&self) -> Duration {
         match &self.front {
@@ -458,7 +460,7 @@ impl AttachPlan {
         Ok(())
     }
 
-    /// Checks that the volume can be served in its place.
+    /// Checks that the volume's certificates and device can be used.
     fn check_front(&self) -> Result<(), Error> {
         self.nbd_tls(1)?;
         if let Front::Device(options) = &self.front {
@@ -474,8 +476,9 @@ impl AttachPlan {
         self.check_front()
     }
 
-    /// Runs [`check`](Self::check), and also checks that the host of a path has an address, the
-    /// socket's directory exists and the address is free, which a start would find out itself.
+    /// Runs [`check`](Self::check), and also checks what a start finds out by itself: that the host
+    /// of at least one path has an address, that the socket's directory exists, and that the
+    /// address is free.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
         self.session.check()?;
@@ -487,7 +490,7 @@ impl AttachPlan {
         })
     }
 
-    /// Returns the settings of a session without a place to attach.
+    /// Returns the settings of a session that has no place to be served.
     pub(crate) fn printed_nowhere(name: &str, mut settings: Settings) -> Result<Settings, Error> {
         check_device_settings(&settings.attach)?;
         let run_dir = RunDir::new(settings.place.run_dir)?.path().to_path_buf();

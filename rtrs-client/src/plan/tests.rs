@@ -1,4 +1,4 @@
-//! Every error of a plan, by its message, and the round trip through printed settings.
+//! Tests of every error of a plan, by message, and of the round trip through printed settings.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::settings::{AttachSettings, Settings};
 
-/// Directory of a single test, removed at its end.
+/// Directory of one test, removed at the end of the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -294,7 +294,7 @@ fn printed_settings_yield_the_same_plan() {
         assert_eq!(bench(&text).unwrap(), plan, "{text}");
         assert!(text.contains(&format!("run-dir: {}", plan.run_dir.path().display())), "{text}");
     }
-    // The place to attach may be given later.
+    // The place where the volume is served may be given later.
     let settings = Settings::from_yaml(&format!("{session}access: ro\nrun-dir: /r"), "s").unwrap();
     let printed = AttachPlan::printed_nowhere("v", settings).unwrap();
     let text = serde_yaml::to_string(&print(&printed)).unwrap();

@@ -17,7 +17,7 @@ use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
-/// Settings of an added volume. All others are those of the session.
+/// Settings that can be set for an added volume. All others belong to the session.
 pub(crate) const OF_ADDED: [&str; 14] = [
     "access",
     "device",
@@ -35,7 +35,7 @@ pub(crate) const OF_ADDED: [&str; 14] = [
     "vhost-user",
 ];
 
-/// Name of a volume on this host, and its export if that has another name.
+/// Name of a volume on this host, and its export if the export has a different name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeName {
     pub(crate) name: String,
@@ -43,10 +43,11 @@ pub(crate) struct VolumeName {
 }
 
 impl VolumeName {
-    /// Names exports, in their order: as in `locals`, or by their own names if that is empty.
+    /// Names the volumes of these exports, in order: as in `locals`, or like the exports if
+    /// `locals` is empty.
     ///
     /// # Errors
-    /// Fails if the numbers of names differ.
+    /// Fails if the numbers of names differ, or a name is invalid.
     pub(crate) fn all(exports: &[String], locals: &[String]) -> Result<Vec<Self>, Error> {
         if locals.is_empty() {
             let named = |name: &String| Self { name: name.clone(), export: None };
@@ -74,7 +75,7 @@ impl VolumeName {
     }
 }
 
-/// Volume other than the first of a session being started, as the command passes it to the process.
+/// Second or later volume of a session being started, as the command passes it to the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaterVolume {
     pub(crate) name: String,
@@ -97,7 +98,7 @@ impl FromStr for LaterVolume {
 }
 
 impl AttachPlan {
-    /// Validates the settings of a session with these volumes, which share them.
+    /// Validates the settings that volumes with these names share in one session. Returns the plan.
     pub(crate) fn of_volumes(
         names: &[VolumeName],
         mut settings: Settings,
@@ -165,7 +166,7 @@ impl AttachPlan {
         Self::new(name, settings, self.output)
     }
 
-    /// Returns the settings with which `adding` makes this volume again.
+    /// Returns the settings with which `adding` recreates this volume.
     pub(crate) fn own(&self) -> BTreeMap<String, String> {
         let mut own = non_default(&self.session.settings, &self.settings);
         own.retain(|name, _| OF_ADDED.contains(&name.as_str()));

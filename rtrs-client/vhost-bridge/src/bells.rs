@@ -1,7 +1,7 @@
-//! Event descriptors of a ring: kicks of the driver, and calls to it.
+//! Event descriptors of a ring: kicks from the driver, and calls to it.
 //!
-//! The monitor passes any descriptors. So they are read and written through the shard's ring of
-//! the kernel, where a descriptor that blocks does not block the shard.
+//! The monitor may pass any kind of descriptor. So descriptors are read and written through the
+//! shard's io_uring, where one that blocks does not block the shard.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,25 +13,24 @@ use rtrs_core::time::{Duration, Instant};
 
 use crate::fault::Fault;
 
-/// Position of a descriptor that has none.
+/// Offset for descriptors that have no position.
 const NO_POSITION: u64 = u64::MAX;
 const EAGAIN: i32 = 11;
 
-/// Number of events without a request in between, after which the next ones are awaited with a
-/// pause. A kick comes with a request, and is up to three events.
+/// Number of events without a request after which a pause precedes each further event. A kick comes
+/// with a request and causes up to three events.
 const IDLE_MAX: u32 = 64;
-/// Pause before the next look at a descriptor with events of no use, such as one that is always
-/// readable.
+/// Pause before awaiting a descriptor with useless events, such as one that is always readable.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// Word of an event descriptor.
+/// Allocates the word to read from or write to an event descriptor.
 fn word(value: u64) -> io::Result<MemSlice> {
     let memory = Region::new(8)?;
     memory.copy_in(0, &value.to_ne_bytes());
     memory.slice(0, 8).ok_or_else(|| io::Error::other("a region of less than 8 bytes"))
 }
 
-/// Descriptor that the driver's kicks arrive at.
+/// Descriptor on which the driver's kicks arrive.
 #[derive(Debug)]
 pub(crate) struct Kick {
     port: Port,
@@ -39,11 +38,11 @@ pub(crate) struct Kick {
     word: MemSlice,
     /// Number of events since the last request.
     idle: u32,
-    /// Operation that follows after a pause.
+    /// Operation to submit after a pause, and when.
     paused: Option<(Next, Instant)>,
 }
 
-/// Operation with which the next kick is awaited.
+/// Operation that awaits the next kick.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     Read,
@@ -51,7 +50,7 @@ enum Next {
 }
 
 impl Kick {
-    /// Reads kicks from now on.
+    /// Takes over a descriptor and starts to read kicks from it.
     ///
     /// # Errors
     /// The system's error.
@@ -71,10 +70,10 @@ impl Kick {
         self.port.submit(op, 0);
     }
 
-    /// Takes kicks. Returns whether there was one.
+    /// Takes the kicks that have arrived. Returns whether there were any.
     ///
     /// # Errors
-    /// The fault of a descriptor that cannot be read.
+    /// [`Fault::Kick`] if the descriptor cannot be read.
     pub(crate) fn take(&mut self, now: Instant) -> Result<bool, Fault> {
         let mut any = false;
         if let Some((next, _)) = self.paused.take_if(|(_, at)| *at <= now) {
@@ -86,7 +85,8 @@ impl Kick {
                     any = true;
                     Next::Read
                 }
-                // Another process has read the kick, or the kernel does not wait here.
+                // Another process has read the kick, or the kernel does not block on this
+                // descriptor.
                 (Op::Read { .. }, result) if result == -EAGAIN => Next::Poll,
                 (Op::Poll { .. }, 1..) => Next::Read,
                 _ => return Err(Fault::Kick),
@@ -115,14 +115,14 @@ impl Kick {
     }
 }
 
-/// Descriptor that events are signaled at. One write is in flight at a time.
+/// Descriptor on which events are signaled. One write is in flight at a time.
 #[derive(Debug)]
 pub(crate) struct Bell {
     port: Port,
     fd: Fd,
     word: MemSlice,
     is_writing: bool,
-    /// Whether to write again after the write in flight, which may be before the last event.
+    /// Whether to write again after the write in flight, which may have preceded the last event.
     is_due: bool,
 }
 
@@ -147,7 +147,7 @@ impl Bell {
         self.port.submit(Op::Write { fd, buf, offset: NO_POSITION, dsync: false }, 0);
     }
 
-    /// Notes writes that have ended. A failed one is not repeated: the driver does not listen.
+    /// Handles completed writes. A failed write is not repeated: the descriptor has no reader.
     pub(crate) fn turn(&mut self) {
         while self.port.take().is_some() {
             self.is_writing = false;
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(kick.take(NOW), Ok(false));
     }
 
-    /// Descriptors that are always readable, also for a read after each of many kicks.
+    /// Kicks on descriptors that are always readable do not keep a shard busy.
     #[test]
     fn events_without_requests_are_awaited_with_a_pause() {
         let many = eventfd(0, EventfdFlags::SEMAPHORE).unwrap();

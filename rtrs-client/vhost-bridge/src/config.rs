@@ -10,15 +10,16 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-/// Sector of the protocol, which does not depend on the block size.
+/// Sector size of the protocol, which does not depend on the block size.
 pub(crate) const SECTOR: u64 = 512;
 /// Maximum number of rings.
 pub(crate) const RINGS_MAX: u16 = 64;
-/// Pieces of data of a request that the driver is asked for, as by other devices.
+/// Maximum number of data segments per request that the device asks of the driver, as other devices
+/// do.
 const SEG_MAX: u32 = 126;
-/// Length of the configuration space that has a meaning.
+/// Length of the defined part of the configuration space.
 const CONFIG_LEN: usize = 60;
-/// Maximum length that a monitor may read.
+/// Maximum length of the configuration space that a monitor may access.
 const CONFIG_MAX: u32 = 256;
 /// Offset of the cache mode.
 const WCE_AT: u32 = 32;
@@ -40,8 +41,8 @@ pub(crate) fn features(geometry: &Geometry) -> u64 {
 }
 
 /// Returns the features that a driver may accept: those that a device offers with any geometry. A
-/// driver keeps what it has accepted while the geometry changes, also when its monitor connects
-/// again. Requests that the device no longer has fail.
+/// driver retains the features that it has accepted when the geometry changes, even when its
+/// monitor reconnects. Requests that the device no longer supports fail.
 pub(crate) fn acceptable() -> u64 {
     let optional = [VIRTIO_BLK_F_RO, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES];
     always_offered() | mask(optional.into_iter())
@@ -77,7 +78,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::BACKEND_REQ
 }
 
-/// Sectors that a discard or write zeroes of at most this many bytes has.
+/// Maximum number of sectors in a discard or write zeroes of at most this many bytes.
 pub(crate) fn sectors_max(bytes: u32) -> u32 {
     bytes / SECTOR as u32
 }
@@ -86,7 +87,7 @@ pub(crate) fn sectors_max(bytes: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub(crate) struct Config<'a> {
     pub(crate) geometry: &'a Geometry,
-    /// Number of rings that are of use.
+    /// Number of useful rings.
     pub(crate) rings: u16,
     pub(crate) is_writeback: bool,
 }
@@ -122,8 +123,8 @@ fn space(config: Config<'_>) -> [u8; CONFIG_LEN] {
 }
 
 impl Config<'_> {
-    /// Returns the requested part of the configuration space; what has no meaning is zero. None if
-    /// it is longer than any space.
+    /// Returns the requested part of the configuration space; undefined bytes are zero. None if the
+    /// part ends beyond `CONFIG_MAX`.
     pub(crate) fn read(self, offset: u32, size: u32) -> Option<Vec<u8>> {
         let end = offset.checked_add(size).filter(|end| *end <= CONFIG_MAX)?;
         let mut bytes = space(self).to_vec();

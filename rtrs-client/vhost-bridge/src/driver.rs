@@ -1,5 +1,5 @@
 //! Virtual machine monitor and driver for tests, in one: sets up rings by messages, and offers
-//! requests in them, also malformed ones.
+//! requests in them, including malformed ones.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -30,32 +30,32 @@ const MONITOR_AT: u64 = 0x7000_0000_0000;
 /// Length of the guest's memory.
 pub const MEMORY_LEN: u64 = 96 << 20;
 
-/// Memory of one ring.
+/// Length of the memory of one ring.
 const RING_LEN: u64 = 256 << 10;
 const AVAILABLE_AT: u64 = 0x8000;
 const USED_AT: u64 = 0x1_0000;
 const TABLES_AT: u64 = 0x2_0000;
 
-/// Start of the memory of requests.
+/// Offset of the memory for requests.
 pub const SLOTS_AT: u64 = 8 << 20;
 const SLOT_LEN: u64 = 1 << 20;
-/// Memory of a request's data, within its slot.
+/// Offset of a request's data within its slot.
 const DATA_AT: u64 = 4096;
 /// Number of requests that a guest has memory for.
 pub const SLOTS: u16 = 64;
-/// Descriptors of a request in [`GuestRing::start`].
+/// Number of descriptors reserved for a request in [`GuestRing::start`].
 const SLOT_DESCRIPTORS: u16 = 4;
 
-/// Returns where an entry of the first ring's available requests lies.
+/// Returns the offset of an entry in the first ring's list of available requests.
 #[cfg(test)]
 pub(crate) fn available_entry(index: u16, size: u16) -> u64 {
     AVAILABLE_AT + 4 + 2 * u64::from(index % size)
 }
 
-/// Time for everything that has to happen.
+/// Time limit for everything that has to happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Type of a request.
+/// Types of requests.
 pub mod kind {
     pub use virtio_bindings::virtio_blk::{
         VIRTIO_BLK_T_DISCARD as DISCARD, VIRTIO_BLK_T_FLUSH as FLUSH, VIRTIO_BLK_T_GET_ID as ID,
@@ -87,7 +87,7 @@ pub struct Piece {
     pub is_writable: bool,
 }
 
-/// Descriptor as it lies in memory.
+/// Descriptor as laid out in memory.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct RawDescriptor {
@@ -142,7 +142,7 @@ impl Guest {
         Self { is_recording: true, ..Self::default() }
     }
 
-    /// Connects a monitor, and starts these rings where they are.
+    /// Connects a monitor, and starts these rings at their current indices.
     pub fn connect(&mut self, socket: &Path, rings: &mut [GuestRing]) {
         let begin = Instant::now();
         let mut monitor = loop {
@@ -198,7 +198,7 @@ impl Guest {
         }
     }
 
-    /// Takes the memory from this offset on away from the guest, and from the device.
+    /// Truncates the memory to this length, for the guest and the device.
     pub fn truncate(&self, len: u64) {
         ftruncate(&self.file, len).expect("a shorter file");
     }
@@ -218,7 +218,7 @@ impl Guest {
         self.monitor = None;
     }
 
-    /// Waits until the device has cut the connection, after this.
+    /// Waits until the device has cut the connection. `after` names the cause in a panic message.
     pub fn wait_for_cut(&mut self, after: &str) {
         let monitor = self.monitor();
         let begin = Instant::now();
@@ -228,7 +228,7 @@ impl Guest {
         }
     }
 
-    /// Forgets the requests that were in flight, as a guest that has started anew.
+    /// Forgets the requests that were in flight, as a restarted guest does.
     pub fn forget_record(&mut self) {
         self.record = None;
     }
@@ -252,7 +252,8 @@ impl Guest {
         self.monitor().set_backend_request_fd(channel).expect("the channel");
     }
 
-    /// Lets the device take requests of a ring, or not. Returns false if the connection was cut.
+    /// Sets whether the device may take requests from a ring. Returns false if the connection was
+    /// cut.
     #[must_use]
     pub fn enable(&mut self, ring: usize, is_enabled: bool) -> bool {
         self.monitor().set_vring_enable(ring, is_enabled).is_ok()
@@ -368,7 +369,7 @@ impl GuestRing {
         RawDescriptor::table(at, 16 * u32::try_from(pieces.len()).expect("few pieces"))
     }
 
-    /// Offers a chain that was described.
+    /// Offers a chain whose descriptors were written before.
     pub fn offer(&mut self, guest: &Guest, head: u16) {
         let entry = 4 + 2 * u64::from(self.next % self.size);
         guest.store(self.at(AVAILABLE_AT) + entry, head);
@@ -376,13 +377,13 @@ impl GuestRing {
         self.publish(guest, self.next);
     }
 
-    /// Sets the index of the next request to be offered.
+    /// Publishes the index of the next request to be offered.
     pub fn publish(&self, guest: &Guest, index: u16) {
         guest.store(self.at(AVAILABLE_AT) + 2, index);
         fence(Ordering::SeqCst);
     }
 
-    /// Kicks the device, if it asks for a kick. Returns whether it does.
+    /// Kicks the device if the device asks for a kick. Returns whether it does.
     pub fn kick(&mut self, guest: &Guest, offered: u16) -> bool {
         let asks = if self.has_events {
             let event: u16 = guest.load(self.at(USED_AT) + 4 + 8 * u64::from(self.size));
@@ -438,12 +439,12 @@ impl GuestRing {
         }
     }
 
-    /// Waits for a call. Returns false if the time is over.
+    /// Waits for a call. Returns false after a timeout.
     pub fn is_called(&self, time: Duration) -> bool {
         is_signaled(&self.call, time)
     }
 
-    /// Waits until the device reports a fault of the driver. Returns false if the time is over.
+    /// Waits until the device reports a fault of the driver. Returns false after a timeout.
     pub fn is_faulty(&self, time: Duration) -> bool {
         is_signaled(&self.fault, time)
     }
@@ -470,7 +471,7 @@ pub struct Request {
 }
 
 impl GuestRing {
-    /// Returns where a slot's data lies.
+    /// Returns the offset of a slot's data.
     pub fn data_at(slot: u16) -> u64 {
         SLOTS_AT + SLOT_LEN * u64::from(slot) + DATA_AT
     }
@@ -502,7 +503,7 @@ impl GuestRing {
         self.offer(guest, head);
     }
 
-    /// Offers a request with an indirect table, whose data lies in these pieces.
+    /// Offers a request with an indirect table. The data is in these pieces.
     pub fn start_indirect(&mut self, guest: &Guest, slot: u16, request: Request, data: &[Piece]) {
         let [header, _, status] = Self::pieces(guest, slot, request);
         let pieces = [&[header], data, &[status]].concat();

@@ -1,8 +1,7 @@
-//! Readiness of a connection for one message and its answer.
+//! Waits until a connection is ready for one message and its answer.
 //!
-//! The crate `vhost` reads a message and writes the answer without a time limit, whatever the
-//! socket has. So a message is handled once all its bytes have arrived and there is room for any
-//! answer.
+//! The crate `vhost` reads a message and writes the answer without a time limit. So a message is
+//! handled only once all of its bytes have arrived and the socket has room for any answer.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,13 +13,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-/// Pause between looks for the rest of a message. Monitors send messages as a whole.
+/// Interval at which to check for the rest of a message. Monitors send whole messages.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 const HEADER_LEN: usize = 12;
-/// Offset of the length of a message's body, in its header.
+/// Offset in the header of the length of the body.
 const LEN_AT: usize = 8;
-/// Maximum length of a body. A longer one ends the connection before it is read.
+/// Maximum length of a body. A longer body ends the connection before it is read.
 const BODY_MAX: usize = 4096;
 
 /// Outcome of a wait.
@@ -44,7 +43,7 @@ pub(crate) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Waits until the message can be handled, at most this long.
+    /// Waits until the message can be handled, at most for `time`.
     ///
     /// # Errors
     /// The system's error.
@@ -58,17 +57,17 @@ impl Exchange<'_> {
                 return Ok(Wait::Stop);
             }
         }
-        // The socket is writable if most of its buffer is free, which any answer fits in.
+        // The socket is writable if most of its buffer is free, which is room for any answer.
         let ready = self.is_ready(PollFlags::OUT, by.saturating_duration_since(Instant::now()))?;
         Ok(ready.unwrap_or(Wait::NoRoom))
     }
 
-    /// Whether the message has arrived, or will not. The first bytes tell its length.
+    /// Whether the message has arrived completely or never will. Its header has the length.
     fn has_message(self) -> io::Result<bool> {
         let mut header = [0; HEADER_LEN];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let arrived = unread(self.stream)?;
-        // Read before the end is looked at: more may have arrived with it.
+        // Counted before the check for the end: more bytes may arrive together with the end.
         if peer_end(self.stream) != PeerEnd::Open {
             return Ok(true);
         }
@@ -76,7 +75,7 @@ impl Exchange<'_> {
             return Ok(false);
         }
         match recv(self.stream, &mut header, flags) {
-            // Pieces with descriptors of their own, which no monitor makes of a header.
+            // The header came in pieces with descriptors of their own, which no monitor sends.
             Ok((count, _)) if count < HEADER_LEN => return Ok(false),
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
@@ -87,7 +86,7 @@ impl Exchange<'_> {
         Ok(len > BODY_MAX || arrived >= HEADER_LEN + len)
     }
 
-    /// Waits for these events of the connection. None if the time is over.
+    /// Waits for events on the connection. Returns None if `time` has passed.
     fn is_ready(self, flags: PollFlags, time: Duration) -> io::Result<Option<Wait>> {
         let mut events = [
             PollFd::from_borrowed_fd(self.stop, PollFlags::IN),
@@ -134,7 +133,7 @@ mod tests {
         }
         theirs.write_all(&message[12..]).unwrap();
         assert_eq!(wait(&mine, &stop, LONG), Wait::Ready);
-        // A body that is too long is not awaited.
+        // The end of a body that is too long is not awaited.
         let (mine, mut theirs, stop) = ends();
         theirs.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 1, 16, 0, 0]).unwrap();
         assert_eq!(wait(&mine, &stop, LONG), Wait::Ready);

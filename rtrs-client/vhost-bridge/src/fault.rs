@@ -1,6 +1,6 @@
-//! Faults of a ring: breaches by its driver, which stop the ring.
+//! Ring faults: protocol violations by the driver, which stop the ring.
 
-/// Breach of the protocol of a ring.
+/// Violation of the ring protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     /// The ring is not in the guest's memory, or is not aligned.
@@ -9,22 +9,22 @@ pub(crate) enum Fault {
     /// The ring has a size that is not allowed.
     #[error("a ring of {0} descriptors; it must be a power of two up to 32768")]
     Size(u32),
-    /// The driver offers more requests than the ring has room for.
+    /// The driver offers more requests than the ring has descriptors.
     #[error("more requests are available than the ring has descriptors")]
     AvailableIndex,
-    /// A descriptor that the table does not have.
+    /// A descriptor number beyond the end of the table.
     #[error("descriptor {0} in a table of {1}")]
     Index(u16, u32),
-    /// A chain that has a loop, or is too long.
+    /// A descriptor chain that loops or is too long.
     #[error("a chain of more than 1024 descriptors, or 2048 pieces of memory")]
     TooLong,
-    /// A descriptor without memory.
+    /// A descriptor of zero length.
     #[error("a descriptor of zero bytes")]
     Empty,
-    /// Memory that the guest does not have.
+    /// An address outside the guest's memory.
     #[error("memory at {0:#x}, which the guest does not have")]
     Address(u64),
-    /// A descriptor for the device to read after one for it to write.
+    /// A device-readable descriptor after a device-writable one.
     #[error("a descriptor to read after one to write")]
     Order,
     /// An indirect table in an indirect table.
@@ -45,10 +45,10 @@ pub(crate) enum Fault {
     /// The record of requests in flight does not belong to the ring.
     #[error("the record of requests in flight does not fit the ring")]
     Inflight,
-    /// The file of the memory is shorter than before.
+    /// The file behind the guest's memory was truncated.
     #[error("memory of the guest was taken away")]
     Truncated,
-    /// A request that is in flight twice, or more of them than the ring has descriptors.
+    /// A request that is in flight twice, or more requests than the ring has descriptors.
     #[error("more requests in flight than the ring has descriptors")]
     TooMany,
 }

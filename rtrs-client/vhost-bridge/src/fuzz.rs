@@ -29,10 +29,10 @@ use crate::request::parse;
 use crate::shared::Shared;
 use crate::vring::{RingSetup, Vring};
 
-/// Start of the guest's memory, in the guest.
+/// Guest address of the start of the guest's memory.
 const MEMORY_AT: u64 = 0x1_0000;
 const MEMORY_LEN: u64 = 0x8000;
-/// Descriptors of the ring.
+/// Number of descriptors of the ring.
 const SIZE: u16 = 16;
 const AVAILABLE_AT: u64 = 0x200;
 const USED_AT: u64 = 0x300;
@@ -43,7 +43,7 @@ fn memory_file(len: u64) -> File {
     File::from(file)
 }
 
-/// Device, and what it has taken from its ring.
+/// Device, and the requests that it has taken from its ring.
 struct RingEnds {
     memory: Arc<GuestMemory>,
     alarm: Arc<TruncationAlarm>,
@@ -59,7 +59,7 @@ impl RingEnds {
         let alarm = TruncationAlarm::new().expect("an alarm");
         let file = memory_file(MEMORY_LEN);
         let half = MEMORY_LEN / 2;
-        // Two regions, so that a piece of memory may lie in both.
+        // Two regions, so that a piece of memory may span both.
         let region = |offset| {
             let part = FilePart { file: &file, offset, len: half };
             GuestRegion::map(MEMORY_AT + offset, part, &alarm).expect("a mapping")
@@ -80,7 +80,7 @@ impl RingEnds {
         ends
     }
 
-    /// Starts the ring as the next process does.
+    /// Starts the ring as the next process would.
     fn restart(&mut self, event_idx: bool) {
         self.inflight.clear();
         let setup = RingSetup {
@@ -104,7 +104,7 @@ impl RingEnds {
         self.memory.write_slice(bytes, GuestAddress(MEMORY_AT + at)).expect("memory");
     }
 
-    /// Takes a request, and answers it at once if it has no IO.
+    /// Takes a request, and answers it immediately if it needs no IO.
     fn take(&mut self) -> Result<(), Fault> {
         let Self { ring: Some(ring), chain, inflight, geometry, .. } = self else { return Ok(()) };
         let Some(head) = ring.take(chain)? else { return Ok(()) };
@@ -146,8 +146,8 @@ impl RingEnds {
     }
 }
 
-/// Steps of five bytes and more: what happens, two bytes of a number, and two of a length with as
-/// many bytes behind it, which some steps write at the number.
+/// Runs steps of at least five bytes: one byte selects the action, two are a number, and two are a
+/// length. The action that writes to the guest's memory takes as many further bytes.
 #[doc(hidden)]
 pub fn fuzz_ring(mut data: &[u8]) {
     let mut ends = RingEnds::new();
@@ -160,7 +160,8 @@ pub fn fuzz_ring(mut data: &[u8]) {
                 ends.write(number.into(), bytes);
                 data = rest;
             }
-            // A descriptor in the guest's memory, which random bytes hardly make.
+            // A descriptor with an address in the guest's memory, which random bytes rarely
+            // produce.
             6 => {
                 let address = MEMORY_AT + u64::from(len) % MEMORY_LEN;
                 let [len, flags] = [u32::from(step) * 4, u32::from(b)];
@@ -172,14 +173,14 @@ pub fn fuzz_ring(mut data: &[u8]) {
                 ];
                 ends.write(16 * (u64::from(a) % u64::from(SIZE)), &descriptor.concat());
             }
-            // A request is available.
+            // An entry in the available ring.
             7 => {
                 let at = AVAILABLE_AT + 4 + 2 * (u64::from(number) % u64::from(SIZE));
                 ends.write(at, &(len % (SIZE + 1)).to_le_bytes());
             }
             _ => {
                 if ends.step(step, number).is_err() {
-                    // The ring is stopped until it starts again.
+                    // The ring stays stopped until it is restarted.
                     ends.ring = None;
                     ends.inflight.clear();
                 }
@@ -203,7 +204,7 @@ impl Sending {
         Self { stream, files }
     }
 
-    /// Sends bytes with this many descriptors, as far as the socket has room.
+    /// Sends bytes with `count` descriptors; bytes for which the socket has no room are dropped.
     fn send(&self, bytes: &[u8], first: usize, count: usize) {
         let fds: Vec<BorrowedFd<'_>> =
             (0..count).map(|at| self.files[(first + at) % self.files.len()].as_fd()).collect();
@@ -223,15 +224,15 @@ impl Sending {
     }
 }
 
-/// Messages of five bytes and more: a mode with the number of descriptors, the code, the flags, and
-/// two bytes of the length of the body that follows. Some modes send the body alone.
+/// Sends messages described by five bytes each: the mode with the number of descriptors, the code,
+/// the flags, and two bytes for the length of the body that follows. Some modes send only the body.
 #[doc(hidden)]
 pub fn fuzz_messages(mut data: &[u8]) {
     let (mine, theirs) = UnixStream::pair().expect("sockets");
     let mut sending = Sending::new(theirs);
     let shared = Arc::new(Shared::new("volume", 2).expect("an eventfd"));
     *shared.geometry.lock() = Geometry::plain(1 << 20);
-    // Shards that have ended drop their commands.
+    // The shards have ended, so commands are dropped.
     let shards = [0; 2].map(|_| mailbox().expect("a mailbox").0);
     let alarm = TruncationAlarm::new().expect("an alarm");
     let monitor = Arc::new(Mutex::new(Monitor::new(&shared, &shards, &alarm)));
@@ -311,7 +312,7 @@ mod tests {
             let mut data = vec![0; prng.index(400)];
             prng.fill(&mut data);
             fuzz_ring(&data);
-            // Short bodies, so that messages follow each other.
+            // Short bodies, so that the input contains several messages.
             data.chunks_exact_mut(5).for_each(|step| step[4] = 0);
             fuzz_ring(&data);
             fuzz_messages(&data);

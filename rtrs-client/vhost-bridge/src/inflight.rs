@@ -1,8 +1,8 @@
 //! Record of the requests in flight, in memory that outlives the process.
 //!
-//! The monitor keeps the memory and passes it to the next process, which repeats what it names.
-//! The layout is that of the protocol's split rings. The guest's monitor can write to it, so every
-//! value is checked before use.
+//! The monitor holds the memory and passes it to the next process, which repeats the requests that
+//! the record names. The layout is the one that the protocol defines for split rings. The monitor
+//! can write to the memory, so every value is checked before use.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,8 @@ use crate::memory::{FilePart, GuestRegion};
 
 const VERSION: u16 = 1;
 
-/// Features of the area, for the use of the device. The first ring has the cache mode there.
+/// Offset of the record's feature word, which the protocol leaves to the device. The first ring's
+/// record holds the cache mode there.
 const FEATURES_AT: u64 = 0;
 const WRITE_THROUGH: u64 = 1;
 const VERSION_AT: u64 = 8;
@@ -28,15 +29,15 @@ const USED_AT: u64 = 14;
 const ENTRIES_AT: u64 = 16;
 
 const ENTRY_LEN: u64 = 16;
-/// Mark of a request that cannot be read, in bytes that the protocol leaves unused.
+/// Offset of the mark of an unreadable request, in a byte that the protocol leaves unused.
 const ENTRY_REFUSED: u64 = 1;
 const ENTRY_COUNTER: u64 = 8;
 
-/// Records of all rings.
+/// Memory with the records of all rings.
 #[derive(Clone, Debug)]
 pub(crate) struct Area {
     memory: Arc<GuestRegion>,
-    /// Number of descriptors of each ring.
+    /// Number of descriptors per ring.
     descriptors: u16,
     rings: u16,
 }
@@ -61,7 +62,7 @@ impl AreaSize {
 }
 
 impl Area {
-    /// Creates an area, with the file that holds it.
+    /// Creates an area and the file that holds it.
     ///
     /// # Errors
     /// The system's error.
@@ -88,7 +89,7 @@ impl Area {
         Ok(Self { memory, descriptors: size.descriptors, rings: size.rings })
     }
 
-    /// Whether the guest of an earlier process had turned off its write cache.
+    /// Whether the guest turned off its write cache while an earlier process served it.
     pub(crate) fn is_write_through(&self) -> bool {
         let features = self.memory.load(MemoryRegionAddress(FEATURES_AT), Ordering::Acquire);
         features.is_ok_and(|features: u64| features & WRITE_THROUGH != 0)
@@ -115,16 +116,16 @@ impl Area {
     }
 }
 
-/// Requests that an earlier process has left.
+/// Requests that an earlier process left in flight.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Left {
-    /// Requests to be repeated, in their order.
+    /// Requests to be repeated, oldest first.
     pub(crate) repeated: Vec<u16>,
-    /// Requests that could not be read. They are in flight for ever.
+    /// Requests that could not be read; they remain in flight forever.
     pub(crate) refused: Vec<u16>,
 }
 
-/// Requests of one ring that are in flight.
+/// Record of one ring's requests in flight.
 #[derive(Debug)]
 pub(crate) struct Record {
     memory: Arc<GuestRegion>,
@@ -150,11 +151,11 @@ impl Record {
         inside.then(|| ENTRIES_AT + ENTRY_LEN * u64::from(head)).ok_or(Fault::Inflight)
     }
 
-    /// Begins to record, and returns the requests that an earlier process has left. None if the
-    /// record is new. `used` is the number of answered requests in the ring.
+    /// Starts recording and returns the requests that an earlier process left in flight, or None if
+    /// the record is new. `used` is the ring's index of answers.
     ///
     /// # Errors
-    /// The fault of a record that is not of a ring of this size.
+    /// [`Fault::Inflight`] if the record does not fit a ring of this size.
     pub(crate) fn begin(&mut self, used: u16, size: u16) -> Result<Option<Left>, Fault> {
         if self.descriptors < size {
             return Err(Fault::Inflight);
@@ -162,7 +163,7 @@ impl Record {
         let version: u16 = self.load(VERSION_AT)?;
         if version == 0 {
             self.store(COUNT_AT, self.descriptors)?;
-            // Not 0: a ring may go on from any index.
+            // Not 0: a ring may resume at any index.
             self.store(USED_AT, used)?;
             self.store(VERSION_AT, VERSION)?;
             return Ok(None);
@@ -171,7 +172,7 @@ impl Record {
             return Err(Fault::Inflight);
         }
         if self.load::<u16>(USED_AT)? != used {
-            // The process died after it had answered this request and before it noted that.
+            // The process died after answering the last request but before recording that.
             let last = self.load(LAST_AT)?;
             let entry = self.entry(last)?;
             self.store(entry, 0_u8)?;
@@ -181,7 +182,7 @@ impl Record {
         self.left(size).map(Some)
     }
 
-    /// Returns the recorded requests. Further ones are counted on from them.
+    /// Returns the recorded requests. The counter continues after the newest of them.
     fn left(&mut self, size: u16) -> Result<Left, Fault> {
         let (mut left, mut refused) = (Vec::new(), Vec::new());
         for head in 0..self.descriptors {
@@ -205,7 +206,7 @@ impl Record {
     /// Records that a request is in flight.
     ///
     /// # Errors
-    /// The fault of a head that the record has no room for.
+    /// [`Fault::Inflight`] if the record has no entry for `head`.
     pub(crate) fn take(&mut self, head: u16) -> Result<(), Fault> {
         let entry = self.entry(head)?;
         self.store(entry + ENTRY_REFUSED, 0_u8)?;
@@ -215,7 +216,7 @@ impl Record {
     }
 
     /// Records that a request in flight cannot be read, so that the next process does not repeat
-    /// it. It stays in flight: the ring counts it.
+    /// it. The request stays in flight, because the ring counts it.
     ///
     /// # Errors
     /// See [`Self::take`].
@@ -223,7 +224,8 @@ impl Record {
         self.store(self.entry(head)? + ENTRY_REFUSED, 1_u8)
     }
 
-    /// Must be called before the answer of a request enters the ring.
+    /// Records that a request is about to be answered. Must be called before the answer enters the
+    /// ring.
     ///
     /// # Errors
     /// See [`Self::take`].
@@ -233,7 +235,7 @@ impl Record {
         Ok(())
     }
 
-    /// Records that a request was answered. `used` is the number of answers in the ring.
+    /// Records that a request was answered. `used` is the ring's index of answers after that.
     ///
     /// # Errors
     /// See [`Self::take`].
@@ -289,7 +291,7 @@ mod tests {
         assert!(map(&file).record(3).is_none());
     }
 
-    /// The index of answers shows whether the last answer reached the ring.
+    /// The ring's index of answers shows whether the last answer reached the ring.
     #[test]
     fn a_death_in_the_middle_of_an_answer_repeats_no_answered_request() {
         for (reached_ring, left) in [(false, &[4, 2][..]), (true, &[2])] {
@@ -317,7 +319,7 @@ mod tests {
         let mut record = next(&file, 0);
         let left = Left { repeated: vec![5, 1], refused: vec![3] };
         assert_eq!(record.begin(0, 8), Ok(Some(left)));
-        // The descriptor is used again.
+        // The descriptor is reused.
         record.take(3).unwrap();
         assert_eq!(next(&file, 0).begin(0, 8), repeated(&[5, 1, 3]));
         assert_eq!(record.refuse(8), Err(Fault::Inflight));

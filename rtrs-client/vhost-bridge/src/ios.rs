@@ -1,10 +1,10 @@
 //! Requests in flight on a shard, and the IOs that they consist of.
 //!
-//! Data passes through buffers, and is copied between these and memory of the guest. The guest may
-//! change its memory at any time: data that is sent has a checksum and may be sent again, and data
-//! that is received is compared with its checksum where it was placed. A mismatch would end the
-//! path, with all volumes on it. A request that is larger than a buffer is split at blocks of the
-//! device.
+//! Data passes through buffers, and is copied between the buffers and the guest's memory. The guest
+//! may change its memory at any time: data that is sent has a checksum and may be sent again, and
+//! data that is received is compared with its checksum where it was placed. A mismatch would end
+//! the path, with all volumes on it. A request that is larger than a buffer is split at blocks of
+//! the device.
 
 use std::io;
 
@@ -20,20 +20,20 @@ use crate::vring::Vring;
 
 /// Length of a buffer.
 pub(crate) const BUFFER_LEN: usize = 256 << 10;
-/// Pieces that a request has room for from the start.
+/// Number of pieces that a request initially has room for.
 const USUAL_PIECES: usize = 130;
 
 /// Request that a ring waits for.
 #[derive(Debug)]
 pub(crate) struct Unanswered {
-    /// Number that the ring has for the request.
+    /// First descriptor of the request, by which the ring identifies it.
     pub(crate) head: u16,
     /// Memory of the status byte.
     pub(crate) memory: MemSlice,
 }
 
 impl Unanswered {
-    /// Answers the request, in whose data this many bytes were written.
+    /// Answers the request, with the number of bytes written to its data memory.
     pub(crate) fn answer(
         &self,
         vring: &mut Vring,
@@ -53,13 +53,13 @@ pub(crate) struct Request {
     command: Command,
     /// Memory of the data.
     data: Vec<MemSlice>,
-    /// Answer to be given. None while no request has this place.
+    /// Answer that is due. None while no request has this place.
     unanswered: Option<Unanswered>,
-    /// Flush once the IO is done, because the device cannot do both at once.
+    /// Whether to flush once the IO is done, because the device cannot combine the two.
     then_flush: bool,
     /// First failure.
     pub(crate) outcome: IoStatus,
-    /// The request was answered before its IO ended.
+    /// Whether the request was answered before its IO ended.
     pub(crate) is_abandoned: bool,
     /// Whether later requests wait for the end of this one.
     is_given_up: bool,
@@ -78,7 +78,7 @@ struct Part {
     /// Offset in the request.
     from: u64,
     len: usize,
-    /// Copy from the buffer to the request's memory at the end.
+    /// Whether to copy from the buffer to the request's memory at the end.
     is_copied: bool,
     /// Whether the IO has not ended.
     is_running: bool,
@@ -109,7 +109,7 @@ pub(crate) struct Ios {
     ended: Vec<u32>,
     /// IO that the device has refused because it was full.
     refused: Option<Io>,
-    /// Tags of IOs that were made and are not submitted.
+    /// Tags of IOs that were prepared but will not be submitted.
     withdrawn: Vec<u64>,
     counters: IoCounters,
     given_up: GivenUp,
@@ -130,7 +130,7 @@ impl Ios {
         let pool = Pool::new(buffers, BUFFER_LEN)?;
         device.attach_region(pool.region())?;
         let parts = vec![Part::default(); buffers as usize];
-        // A request has a buffer, except one of each ring that waits for its next one.
+        // Each request has a buffer, except for one per ring that waits for its next buffer.
         let count = buffers + u32::try_from(rings).unwrap_or(0);
         let requests = (0..count).map(|_| Request::free()).collect();
         let free = (0..count).rev().collect();
@@ -172,12 +172,12 @@ impl Ios {
         is_free && self.refused.is_none() && self.due.is_empty() && !self.given_up.any()
     }
 
-    /// Number of requests whose IO has not ended.
+    /// Number of requests that have not ended.
     pub(crate) fn inflight(&self) -> usize {
         self.requests.len() - self.free.len()
     }
 
-    /// Begins a request, whose data is taken from `data`. Submit it with [`Self::advance`].
+    /// Begins a request and takes its memory from `data`. [`Self::advance`] submits the request.
     ///
     /// # Errors
     /// Returns the request if there is no room for it.
@@ -206,7 +206,7 @@ impl Ios {
         &self.requests[id as usize]
     }
 
-    /// Submits IO of a request. Returns whether all was submitted; if not, there is no room.
+    /// Submits IO of a request. Returns whether all IO was submitted; false means no room.
     pub(crate) fn advance(&mut self, id: u32) -> bool {
         loop {
             let request = &self.requests[id as usize];
@@ -219,7 +219,7 @@ impl Ios {
             let Some(buffer) = self.pool.take() else { return false };
             let io = self.next_io(id, buffer);
             let request = &mut self.requests[id as usize];
-            // Zeroes instead of data that the guest has lost must not be written.
+            // Memory that the guest has lost reads as zeroes, which must not be written.
             if io.op == IoOp::Write && request.is_torn() {
                 request.cut();
                 self.withdrawn.push(io.tag);
@@ -240,7 +240,7 @@ impl Ios {
         self.refused.is_none()
     }
 
-    /// Makes the next IO of a request, in a taken buffer.
+    /// Prepares the next IO of a request, in this buffer.
     fn next_io(&mut self, id: u32, buffer: u32) -> Io {
         let has_data = matches!(self.requests[id as usize].command.op, IoOp::Read | IoOp::Write);
         let (len, buf) = match has_data {
@@ -259,12 +259,12 @@ impl Ios {
         request.done += len;
         request.is_submitted = request.done >= request.command.len;
         request.parts += 1;
-        // Commands without data are as long as the device allows, in 32 bits.
+        // Commands without data may be as long as the device allows, within 32 bits.
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         Io { tag: buffer.into(), op, flags, offset, len, buf }
     }
 
-    /// Makes the memory of the next IO that has data. Returns its length, too.
+    /// Prepares the memory of the next IO that has data. Returns the length, and the memory.
     fn next_data(&mut self, id: u32, buffer: u32) -> (u64, Option<MemSlice>) {
         let Self { pool, parts, requests, device, .. } = self;
         let request = &requests[id as usize];
@@ -283,7 +283,7 @@ impl Ios {
         (len as u64, buf)
     }
 
-    /// Returns the next request whose IO has ended. It stays until [`Self::end`].
+    /// Returns the next request whose IO has ended. The request stays until [`Self::end`].
     pub(crate) fn reap(&mut self) -> Option<u32> {
         if let Some(id) = self.ended.pop() {
             return Some(id);
@@ -317,7 +317,7 @@ impl Ios {
         }
     }
 
-    /// Submits flushes that follow writes. Returns whether there was one.
+    /// Submits flushes that follow writes. Returns whether any was submitted.
     pub(crate) fn submit_due(&mut self) -> bool {
         let mut any = false;
         while let Some(id) = self.due.pop() {
@@ -330,7 +330,7 @@ impl Ios {
         any
     }
 
-    /// Ends a request. Its place is free.
+    /// Ends a request and frees its place.
     pub(crate) fn end(&mut self, id: u32) {
         let request = &mut self.requests[id as usize];
         request.data.clear();
@@ -411,7 +411,7 @@ impl IoCounters {
 }
 
 impl Request {
-    /// Returns a place for a request.
+    /// Returns a free place for a request.
     fn free() -> Self {
         Self {
             ring: 0,
@@ -428,7 +428,7 @@ impl Request {
         }
     }
 
-    /// Number that the ring has for the request.
+    /// First descriptor of the request, by which the ring identifies it.
     pub(crate) fn head(&self) -> u16 {
         self.unanswered.as_ref().map_or(0, |unanswered| unanswered.head)
     }
@@ -445,11 +445,11 @@ impl Request {
 
     /// Whether memory of the guest was taken away.
     fn is_torn(&self) -> bool {
-        // All memory of a guest has one alarm.
+        // All memory of a guest shares one alarm.
         self.data.first().is_some_and(|piece| piece.region().is_truncated())
     }
 
-    /// Leaves out the IO that was not submitted. Returns whether there was any.
+    /// Drops the IO that was not submitted. Returns whether there was any.
     fn cut(&mut self) -> bool {
         let is_cut = !self.is_submitted || self.then_flush;
         if is_cut && self.outcome.is_ok() {
@@ -459,7 +459,7 @@ impl Request {
         is_cut
     }
 
-    /// Notes the end of an IO. Returns whether the request has ended.
+    /// Records the end of an IO. Returns whether the request has ended.
     fn part_ended(&mut self, status: IoStatus) -> bool {
         self.parts -= 1;
         if !status.is_ok() {

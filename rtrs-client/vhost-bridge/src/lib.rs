@@ -4,15 +4,16 @@
 //! Map of the crate:
 //! - `service`: the socket, and the thread that reads the messages of the virtual machine monitor;
 //!   `monitor` handles them, with `config` for features and the configuration space. `exchange`
-//!   waits for them, and `channel` is the way back.
-//! - `lines`: log lines, and which of them have a limit in common.
-//! - `command`: commands of that thread to the shards. A ring belongs to one shard; `shared` has
-//!   what both sides read.
-//! - `queues`: the rings of a shard; takes requests and answers them. `bells` are their event
+//!   waits for a complete message, and `channel` carries messages to the monitor.
+//! - `lines`: log lines, and which of them share a rate limit.
+//! - `command`: commands from that thread to the shards. A ring belongs to one shard; `shared`
+//!   holds the state that the thread and the shards share.
+//! - `queues`: a shard's rings: takes requests from them and answers them. `bells` has their event
 //!   descriptors.
 //! - `vring`: one ring, with `chain` for the memory of a request, `request` for its content, and
-//!   `inflight` for the record that outlives the process. `fault` has the breaches by a driver.
-//! - `ios`: requests in flight and the IOs that they consist of; `pieces` is their memory.
+//!   `inflight` for the record that outlives the process. `fault` has the protocol violations by a
+//!   driver.
+//! - `ios`: requests in flight and the IOs that they consist of; `pieces`: their memory.
 //! - `driver`: a monitor and driver for tests; `fuzz` has the bodies of fuzz targets.
 //! - `memory`: memory of the guest, the only module with `unsafe` (`memory.rs`).
 

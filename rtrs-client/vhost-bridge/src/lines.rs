@@ -8,9 +8,9 @@ use crate::fault::Fault;
 /// Kind of a log line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// Fault of a ring, whatever its numbers.
+    /// Fault of a ring, regardless of the numbers in it.
     Fault(Discriminant<Fault>),
-    /// Error of a monitor's message, by its text.
+    /// Error in a monitor's message, identified by the error's text.
     Message(String),
     Connected,
     Disconnected,
@@ -24,7 +24,7 @@ pub(crate) enum Line {
     NotShared,
     /// Requests of an earlier process are not repeated.
     LeftOut,
-    /// The time for requests in flight was over.
+    /// Requests in flight did not end in time.
     Failed,
     /// The monitor did not take the message about a new size.
     SizeNotTold,

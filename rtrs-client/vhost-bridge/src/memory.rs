@@ -1,7 +1,8 @@
 //! Memory of a guest: regions of files that the monitor shares, by guest address.
 //!
 //! The regions are those of `rtrs-core`, which stay mapped until the last request that names them
-//! has ended. For rings they implement the traits of `vm-memory`, which makes the atomic accesses.
+//! has ended. Rings access them through the traits of `vm-memory`, which performs the atomic
+//! accesses.
 
 use std::fs::File;
 use std::io;
@@ -20,9 +21,9 @@ use crate::fault::Fault;
 /// Maximum number of regions of a guest.
 pub(crate) const REGIONS_MAX: usize = 512;
 
-/// Maximum total length of the regions that a front end maps, for a guest with 8 TiB: a new table of
-/// regions comes before the last request that uses the earlier one has ended. More would use up the
-/// address space, which all volumes of the process share.
+/// Maximum total length of the regions that a front end maps: enough for two tables of a guest with
+/// 8 TiB, because a new table comes before the last request that uses the earlier one has ended.
+/// More would use up the address space, which all volumes of the process share.
 pub(crate) const MAPPED_MAX: u64 = 16 << 40;
 
 /// Maximum number of regions that a front end maps.
@@ -32,13 +33,13 @@ const MAPPED_COUNT_MAX: usize = 2 * REGIONS_MAX;
 const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
 /// Maximum number of pieces of memory that a request may have to read or to write: a descriptor has
-/// one for each region that it lies in.
+/// one piece for each region that it spans.
 const PIECES_MAX: usize = 2048;
 
 /// Memory of a guest, sorted by address.
 pub(crate) type GuestMemory = GuestRegionCollection<GuestRegion>;
 
-/// Part of a file, at an address of the guest.
+/// Part of a file, mapped at a guest address.
 #[derive(Debug)]
 pub(crate) struct GuestRegion {
     start: GuestAddress,
@@ -55,10 +56,10 @@ pub(crate) struct FilePart<'a> {
 }
 
 impl GuestRegion {
-    /// Maps a part of a file, whose loss sets the alarm.
+    /// Maps a part of a file. Truncation of the file sets the alarm.
     ///
     /// # Errors
-    /// The system's error; `InvalidInput` for a part that the file does not have.
+    /// The system's error; `InvalidInput` for a part beyond the end of the file.
     pub(crate) fn map(
         start: u64,
         part: FilePart<'_>,
@@ -140,7 +141,7 @@ impl GuestMemoryRegion for GuestRegion {
             return Err(wrong());
         }
         let address = self.memory.address(at);
-        // SAFETY: the range lies in the region, which the borrow of `self` keeps mapped. All code
+        // SAFETY: the range is inside the region, which the borrow of `self` keeps mapped. All code
         // accesses the memory of a region by copies and without references.
         Ok(unsafe { VolatileSlice::new(address, count) })
     }
@@ -148,10 +149,10 @@ impl GuestMemoryRegion for GuestRegion {
 
 impl GuestMemoryRegionBytes for GuestRegion {}
 
-/// Appends the memory of a range of the guest, in as many pieces as it has regions.
+/// Appends the memory of a guest range, one piece per region.
 ///
 /// # Errors
-/// The fault of a range that is not memory of the guest.
+/// A fault if the range is not memory of the guest.
 pub(crate) fn add_pieces(
     memory: &GuestMemory,
     start: GuestAddress,

@@ -1,4 +1,4 @@
-//! Messages of a monitor: what it asks the device for, and the rings that it sets up.
+//! Handler of a monitor's messages, which query the device and set up its rings.
 //!
 //! The crate `vhost` reads messages and checks their form. An error of this handler ends the
 //! connection.
@@ -31,10 +31,10 @@ use crate::memory::{FilePart, GuestMemory, GuestRegion, REGIONS_MAX};
 use crate::shared::Shared;
 use crate::vring::RingSetup;
 
-/// Address of memory in this process, which a monitor asks for during post-copy migration.
+/// Address of a memory region in this process, which a monitor asks for during post-copy migration.
 type Base = u64;
 
-/// Memory region, and its address in the monitor.
+/// Memory region and its address in the monitor's address space.
 #[derive(Debug)]
 struct Mapped {
     region: Arc<GuestRegion>,
@@ -53,7 +53,7 @@ impl Mapped {
         Ok(Self { region, monitor_address: user_addr })
     }
 
-    /// Converts an address of the monitor.
+    /// Converts an address in the monitor to one in the guest.
     fn guest_address(&self, address: u64) -> Option<GuestAddress> {
         let offset = address.checked_sub(self.monitor_address)?;
         let inside = offset < self.region.len();
@@ -61,11 +61,11 @@ impl Mapped {
     }
 }
 
-/// Ring as the monitor has set it up.
+/// Setup of a ring by the monitor.
 #[derive(Debug, Default)]
 struct RingConfig {
     size: u32,
-    /// Descriptors, available ring and used ring, as addresses of the guest.
+    /// Guest addresses of the descriptor table, the available ring and the used ring.
     addresses: Option<[GuestAddress; 3]>,
     base: u16,
     call: Option<OwnedFd>,
@@ -74,12 +74,12 @@ struct RingConfig {
     is_started: bool,
 }
 
-/// Connection of a monitor.
+/// State of a monitor's connection.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
     shards: Vec<Sender<Command>>,
-    /// Set when the files of the mapped memory have become shorter.
+    /// Set when a file behind the mapped memory is truncated.
     alarm: Arc<TruncationAlarm>,
     /// Features that the driver has accepted.
     features: u64,
@@ -87,8 +87,8 @@ pub(crate) struct Monitor {
     memory: Arc<GuestMemory>,
     area: Option<Area>,
     rings: Vec<RingConfig>,
-    /// End of the time for requests in flight, from the first stop to the next start: a monitor
-    /// stops its rings one after the other.
+    /// Deadline for requests in flight, from the first stop to the next start. All rings share one
+    /// deadline, because a monitor stops them one after the other.
     drained_by: Option<Instant>,
 }
 
@@ -98,7 +98,7 @@ impl Monitor {
         shards: &[Sender<Command>],
         alarm: &Arc<TruncationAlarm>,
     ) -> Self {
-        // A guest that comes back keeps its cache mode.
+        // A guest that reconnects keeps its cache mode.
         if !shared.is_in_use() {
             shared.set_cache(true);
         }
@@ -125,7 +125,7 @@ impl Monitor {
         self.rings.get_mut(index).ok_or(Error::InvalidParam)
     }
 
-    /// Ring that does not run, so that its setup may change.
+    /// Returns a ring whose setup may change because it is not running.
     fn stopped_ring(&mut self, index: u32) -> Result<&mut RingConfig> {
         let ring = self.ring(index)?;
         match ring.is_started {
@@ -134,7 +134,7 @@ impl Monitor {
         }
     }
 
-    /// Adopts the mapped regions as memory of the guest.
+    /// Adopts the mapped regions as the guest's memory.
     fn adopt_memory(&mut self) -> Result<()> {
         self.mapped.sort_by_key(|mapped| mapped.region.start_addr());
         let regions = self.mapped.iter().map(|mapped| Arc::clone(&mapped.region)).collect();
@@ -176,7 +176,7 @@ impl Monitor {
             alarm,
             record,
         };
-        // Monitors do not enable a ring again that they have started again.
+        // Monitors do not re-enable a ring that they restart.
         let is_enabled = ring.is_enabled || !has_enable;
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
         let call = copy(&ring.call).map_err(Error::ReqHandlerError)?;
@@ -188,7 +188,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Stops rings, all at once. Requests in flight end first, or fail when their time is over.
+    /// Stops rings concurrently. Requests in flight end first, or fail at the deadline.
     fn stop(&mut self, rings: impl Iterator<Item = u16>) {
         let now = Clock.now();
         let drain = self.shared.drain;
@@ -203,7 +203,7 @@ impl Monitor {
         for (at, stopped) in replies {
             let ring = &mut self.rings[usize::from(at)];
             ring.is_started = false;
-            // A shard that has ended has answered what it could.
+            // A shard that has ended has already answered all requests that it could.
             if let Ok(Stopped { next }) = stopped.recv() {
                 ring.base = next;
             }
@@ -211,7 +211,7 @@ impl Monitor {
     }
 
     /// Ends the connection: stops the rings once the requests in flight have ended. Returns whether
-    /// there was a running ring.
+    /// any ring was running.
     pub(crate) fn end(&mut self) -> bool {
         let any = self.rings.iter().any(|ring| ring.is_started);
         self.stop(0..self.shared.rings.max);
@@ -219,10 +219,10 @@ impl Monitor {
     }
 }
 
-/// Number of the feature with which a ring is enabled by a message.
+/// Number of the feature with which rings are enabled by a message.
 const PROTOCOL_FEATURES_BIT: u32 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits().ilog2();
 
-/// Fails with an operation that the device does not offer.
+/// Fails because the device does not offer the operation.
 fn not_offered<T>() -> Result<T> {
     Err(Error::InvalidOperation("the device does not offer this"))
 }
@@ -232,7 +232,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         Ok(())
     }
 
-    /// Deprecated, and of no use to a device that serves one monitor at a time.
+    /// Does nothing: the message is deprecated, and the device serves one monitor at a time.
     fn reset_owner(&mut self) -> Result<()> {
         Ok(())
     }
@@ -376,7 +376,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         let text = "a write to the configuration space other than of the cache mode";
         let is_writeback = config::written(offset, buf).ok_or(Error::InvalidOperation(text))?;
         self.shared.set_cache(is_writeback);
-        // The monitor does not repeat this for the next process.
+        // The monitor does not repeat this message for the next process.
         self.area.iter().for_each(|area| area.note_write_through(!is_writeback));
         Ok(())
     }
@@ -467,7 +467,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     }
 }
 
-/// Checks the size of a record that the monitor wants.
+/// Checks the size of an area that the monitor requests.
 fn checked(size: AreaSize) -> Result<AreaSize> {
     let is_usable = (1..=RINGS_MAX).contains(&size.rings) && size.descriptors > 0;
     is_usable.then_some(size).ok_or(Error::InvalidParam)

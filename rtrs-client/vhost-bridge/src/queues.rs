@@ -1,4 +1,4 @@
-//! Rings of a device on one shard: takes requests of the driver, and answers them.
+//! Rings of a device on one shard: takes requests from the driver, and answers them.
 
 use std::io;
 use std::rc::Rc;
@@ -23,11 +23,11 @@ use crate::service::{Seat, Service};
 use crate::shared::Shared;
 use crate::vring::Vring;
 
-/// Maximum number of requests that a turn takes from a ring: a driver that offers them as fast as
-/// they are answered must not keep the shard from its other work.
+/// Maximum number of requests that a turn takes from a ring: a driver that offers requests as fast
+/// as they are answered must not keep the shard from its other work.
 const TAKEN_MAX: usize = 256;
 
-/// Pause between looks whether the changes that were given up have ended.
+/// Pause between checks for the end of changes that were given up.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Use of the device.
@@ -54,13 +54,13 @@ pub struct Queues {
     ios: Ios,
     chain: Chain,
     phase: Phase,
-    /// First ring of the next turn, so that one does not get all buffers.
+    /// First ring of the next turn, which rotates so that no ring takes all buffers.
     first: usize,
     /// Geometry that the monitor sees; on shard 0.
     geometry: Geometry,
 }
 
-/// Place of a ring.
+/// Slot of a ring.
 #[derive(Debug, Default)]
 struct Slot {
     kick: Option<Kick>,
@@ -68,9 +68,9 @@ struct Slot {
     fault: Option<Bell>,
     vring: Option<Vring>,
     is_enabled: bool,
-    /// The driver has broken the rules: the ring is not used until it is started again.
+    /// Whether the driver has broken the rules: the ring is not used until it is started again.
     is_broken: bool,
-    /// Request of which a part was submitted.
+    /// Request that was submitted only in part.
     current: Option<u32>,
     stop: Option<Stop>,
     /// Index of the next available request of a ring that could not be started.
@@ -85,7 +85,7 @@ struct Stop {
 }
 
 impl Slot {
-    /// Ring, if it takes requests.
+    /// Returns the ring if it takes requests.
     fn active(&mut self) -> Option<&mut Vring> {
         let is_active = self.is_active();
         self.vring.as_mut().filter(|_| is_active)
@@ -97,7 +97,7 @@ impl Slot {
         self.is_enabled && !self.is_broken && self.vring.as_ref().is_some_and(takes)
     }
 
-    /// Stops the ring because of its driver.
+    /// Stops the ring because of a fault of its driver.
     fn break_ring(&mut self, shared: &Shared, number: usize, fault: Fault) {
         if !std::mem::replace(&mut self.is_broken, true) {
             if let Some(repeated) = shared.admit(fault) {
@@ -119,7 +119,7 @@ impl Queues {
     /// Takes over the device of a shard. `memory` is the size of the buffers.
     ///
     /// # Errors
-    /// The system's error if memory or a descriptor cannot be had.
+    /// The system's error if memory or a descriptor cannot be allocated.
     pub fn new(
         ring: &Rc<Ring>,
         device: Box<dyn BlockDevice>,
@@ -202,7 +202,7 @@ impl Queues {
         stops.chain(kicks).fold(look, |at, by| earliest(at, Some(by)))
     }
 
-    /// Takes no more requests; those in flight end. The monitor is disconnected after that.
+    /// Stops taking requests; those in flight end. The monitor is disconnected after that.
     pub fn stop(&mut self) {
         if self.phase == Phase::Serving {
             self.phase = Phase::Stopping;
@@ -222,8 +222,8 @@ impl Queues {
         self.ios.inflight() == 0
     }
 
-    /// Whether a guest uses the device, and connects to the next process. False on shards without
-    /// the socket.
+    /// Whether a guest uses the device, and will connect to the next process. False on shards
+    /// without the socket.
     pub fn is_in_use(&self) -> bool {
         self.shard == 0 && self.shared.is_in_use()
     }
@@ -296,7 +296,7 @@ impl Queues {
             Action::Kick(fd) => slot.kick = Some(Kick::new(ring, fd)?),
             Action::Call(fd) => {
                 slot.call = bell(fd)?;
-                // The last event of the earlier descriptor may not have been written.
+                // The last event may not have been written to the earlier descriptor.
                 slot.call.iter_mut().for_each(Bell::ring);
             }
             Action::Fault(fd) => slot.fault = bell(fd)?,
@@ -347,7 +347,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Answers requests whose IO has ended. Returns whether there was one.
+    /// Answers requests whose IO has ended. Returns whether there were any.
     fn reap(&mut self) -> bool {
         let mut any = false;
         while let Some(id) = self.ios.reap() {
@@ -359,7 +359,7 @@ impl Queues {
                 slot.current = None;
             }
             if let Some(vring) = slot.vring.as_mut().filter(|_| !request.is_abandoned) {
-                // The next process repeats what it finds recorded.
+                // The next process repeats recorded requests.
                 let is_left = self.phase == Phase::Aborted && vring.is_recorded();
                 let answered = match request.outcome {
                     IoStatus::Aborted if is_left => {
@@ -377,7 +377,7 @@ impl Queues {
         self.ios.submit_due() | any
     }
 
-    /// Takes requests of all rings while there is room. Returns whether there was one.
+    /// Takes requests from all rings while there is room. Returns whether any were taken.
     fn take_requests(&mut self, now: Instant) -> bool {
         let count = self.slots.len();
         let mut any = false;
@@ -431,7 +431,7 @@ impl Queues {
         any
     }
 
-    /// Replies to stops whose requests have ended, or whose time is over.
+    /// Completes stops whose requests have ended, or whose time limit has passed.
     fn end_stops(&mut self, now: Instant) {
         for at in 0..self.slots.len() {
             let number = self.number(at);
@@ -459,7 +459,7 @@ impl Queues {
                 // The thread of the socket may have ended.
                 let _ = reply.send(Stopped { next });
             }
-            // Writes of this descriptor may not have begun.
+            // Writes to this descriptor may not have started, so it stays open.
             slot.call = call;
         }
     }
@@ -492,7 +492,7 @@ struct Place<'a> {
 }
 
 /// Begins the request of ring `at` whose memory is in the chain, or answers it. Returns the number
-/// of its IO, if it has any.
+/// of the request if it has IO.
 fn begin(
     vring: &mut Vring,
     at: usize,

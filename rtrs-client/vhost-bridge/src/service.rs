@@ -1,4 +1,4 @@
-//! Socket of a device: one monitor at a time is served, by a thread of its own.
+//! Socket of a device. A thread of its own serves one monitor at a time.
 
 use std::io;
 use std::net::Shutdown;
@@ -23,28 +23,28 @@ use crate::lines::Line;
 use crate::monitor::Monitor;
 use crate::shared::Shared;
 
-/// Time in which a message that has begun has to arrive, and a monitor has to read answers.
+/// Time limit for the rest of a message that has begun, and for the monitor to read answers.
 const MESSAGE_TIME: Duration = Duration::from_secs(5);
-/// Pause after a connection could not be accepted.
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Socket of the connected monitor.
 type Connection = Arc<parking_lot::Mutex<Option<UnixStream>>>;
 
-/// Reader of a monitor's messages.
+/// Reads a monitor's messages and passes them to [`Monitor`].
 type Handler = BackendReqHandler<Mutex<Monitor>>;
 
-/// Place of a shard, before it has the device.
+/// Part of the service that one shard takes over when it gets the device.
 #[derive(Debug)]
 pub struct Seat {
     pub(crate) shared: Arc<Shared>,
     pub(crate) shard: u16,
     pub(crate) mailbox: Mailbox<Command>,
-    /// Service of the socket; on shard 0.
+    /// Service of the socket; only on shard 0.
     pub(crate) service: Option<Service>,
 }
 
-/// Bound socket, to which a monitor cannot connect yet.
+/// Bound socket of a device that is not served yet.
 #[derive(Debug)]
 pub struct Bound {
     listener: UnixListener,
@@ -52,7 +52,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Binds a socket. Replaces one that a dead process has left.
+    /// Binds a socket, replacing one that a dead process left behind.
     ///
     /// # Errors
     /// The system's error; `AddrInUse` if another process listens there.
@@ -62,8 +62,8 @@ impl Bound {
         Ok(Self { listener, file })
     }
 
-    /// Returns the places of this many shards, at least one, of the volume with this name. The
-    /// guest may use up to 64 queues, or as many as given.
+    /// Returns the seats of the shards, at least one, of the volume `name`. The guest may use
+    /// `queues` queues, by default up to 64.
     ///
     /// # Errors
     /// The system's error if there is no descriptor left.
@@ -71,7 +71,7 @@ impl Bound {
         self.seats_of(Shared::new(name, shards)?.with_queues(queues))
     }
 
-    /// Returns the places of the shards of a device.
+    /// Returns the seats of a device's shards.
     pub(crate) fn seats_of(self, shared: Shared) -> io::Result<Vec<Seat>> {
         let (shards, shared) = (shared.shards, Arc::new(shared));
         let (senders, mailboxes): (Vec<_>, Vec<_>) =
@@ -100,16 +100,16 @@ impl Bound {
 /// requests in flight have ended.
 #[derive(Debug)]
 pub(crate) struct Service {
-    /// Removed with the service.
+    /// File of the socket, removed with the service.
     _file: SocketFile,
     stop: Arc<OwnedFd>,
     connection: Connection,
-    /// State of the thread, until it runs.
+    /// State of the thread until the thread starts.
     waiting: Option<Serving>,
 }
 
 impl Service {
-    /// Starts the thread. Monitors that have connected before are served now.
+    /// Starts the thread, which also serves a monitor that connected before the start.
     pub(crate) fn start(&mut self) -> io::Result<()> {
         let Some(mut serving) = self.waiting.take() else { return Ok(()) };
         let run = move || {
@@ -123,8 +123,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // A monitor that does not finish a message must not keep the thread. An error means that it
-        // has gone.
+        // A monitor that does not finish a message must not keep the thread. An error means that
+        // the monitor has disconnected.
         if let Some(stream) = &*self.connection.lock() {
             let _ = stream.shutdown(Shutdown::Read);
         }
@@ -133,18 +133,18 @@ impl Drop for Service {
     }
 }
 
-/// Event that the thread waits for.
+/// Event for which the thread waits.
 enum Event {
     Stop,
     Message,
     Connection,
     /// The geometry of the device has changed.
     Change,
-    /// The monitor has taken memory of the guest away.
+    /// The monitor has truncated the guest's memory.
     Truncation,
 }
 
-/// Connection of a monitor as the thread watches it.
+/// Connection of a monitor, and the alarm of its memory.
 #[derive(Clone, Copy)]
 struct Watched<'a> {
     stream: &'a UnixStream,
@@ -182,7 +182,7 @@ impl Serving {
         }
     }
 
-    /// Waits for the next event. A stop comes first, then messages.
+    /// Waits for the next event. A stop takes precedence, then a truncation, then messages.
     fn wait(&self, watched: Option<Watched<'_>>) -> io::Result<Event> {
         loop {
             let [stop, changed] = [self.stop.as_fd(), self.shared.changed.as_fd()];
@@ -222,7 +222,7 @@ impl Serving {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) => {
                 self.log_not_served(&error);
-                // The connection stays in the queue if there is no descriptor left.
+                // If no descriptor is free, the connection stays in the listen queue.
                 thread::sleep(ACCEPT_PAUSE);
                 None
             }
@@ -339,7 +339,7 @@ impl Serving {
     }
 }
 
-/// Locks the monitor's state, whose thread is this one.
+/// Locks the monitor's state, which only this thread uses.
 fn lock(monitor: &Mutex<Monitor>) -> MutexGuard<'_, Monitor> {
     monitor.lock().unwrap_or_else(PoisonError::into_inner)
 }

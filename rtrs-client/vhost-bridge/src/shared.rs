@@ -16,11 +16,11 @@ use crate::config::RINGS_MAX;
 use crate::lines::Line;
 use crate::memory::MappedRegions;
 
-/// Usual time for requests in flight when a ring is stopped.
+/// Default time limit for requests in flight when a ring is stopped.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// Number of changes that were answered before their IO ended. They may still be executed, so
-/// nothing that comes later is begun meanwhile, on any shard.
+/// Number of changes that were answered before their IO ended. They may still be executed, so no
+/// shard begins a later request meanwhile.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GivenUp(Arc<AtomicUsize>);
 
@@ -43,7 +43,7 @@ impl GivenUp {
 pub(crate) struct Rings {
     /// Number that a monitor may use.
     pub(crate) max: u16,
-    /// Number that the guest is told.
+    /// Number that is reported to the guest.
     pub(crate) told: u16,
 }
 
@@ -55,14 +55,15 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// Notes a kick.
+    /// Records a kick.
     pub(crate) fn kicked(&self) {
         self.is_kicked.store(true, Ordering::Relaxed);
     }
 
-    /// Notes a request.
+    /// Records a request.
     pub(crate) fn requested(&self) {
-        // Mostly it is set already, and other shards read the flag.
+        // The flag is usually set already, and a needless write would slow down shards that read
+        // it.
         if !self.has_requests.load(Ordering::Relaxed) {
             self.has_requests.store(true, Ordering::Relaxed);
         }
@@ -82,14 +83,14 @@ pub(crate) struct Shared {
     /// Number of shards.
     pub(crate) shards: u16,
     pub(crate) rings: Rings,
-    /// Time that requests in flight have when a monitor stops a ring. The monitor, and often the
-    /// whole guest, does nothing else meanwhile.
+    /// Time limit for requests in flight when a monitor stops a ring. The monitor, and often the
+    /// whole guest, is blocked meanwhile.
     pub(crate) drain: Duration,
-    /// Geometry that shard 0 has seen last, so that a monitor never waits for the session.
+    /// Geometry last seen by shard 0, so that a monitor never waits for the session.
     pub(crate) geometry: Mutex<Geometry>,
-    /// Eventfd that is readable while the monitor has not been told of a change of the geometry.
+    /// Eventfd that is readable until the monitor has been told about a geometry change.
     pub(crate) changed: OwnedFd,
-    /// Cache mode that the driver has set.
+    /// Whether the driver has enabled the cache (write-back mode).
     has_cache: AtomicBool,
     /// Whether the driver can flush.
     has_flush: AtomicBool,
@@ -142,19 +143,19 @@ impl Shared {
         self.lines.lock().admit(Clock.now(), line.into())
     }
 
-    /// Adopts a changed geometry.
+    /// Stores a changed geometry and signals the change.
     pub(crate) fn set_geometry(&self, geometry: &Geometry) {
         *self.geometry.lock() = geometry.clone();
         // A full counter is readable already.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 
-    /// Whether the geometry has changed since the last time.
+    /// Whether the geometry has changed since the last call.
     pub(crate) fn take_change(&self) -> bool {
         rustix::io::read(&self.changed, &mut [0; 8]).is_ok()
     }
 
-    /// Sets the time for requests in flight.
+    /// Sets the time limit for requests in flight.
     #[cfg(test)]
     pub(crate) fn with_drain(mut self, drain: Duration) -> Self {
         self.drain = drain;
@@ -166,7 +167,7 @@ impl Shared {
         self.has_cache() && self.has_flush.load(Ordering::Relaxed)
     }
 
-    /// Cache mode that the driver has set.
+    /// Whether the driver has enabled the cache (write-back mode).
     pub(crate) fn has_cache(&self) -> bool {
         self.has_cache.load(Ordering::Relaxed)
     }
@@ -175,12 +176,13 @@ impl Shared {
         self.has_cache.store(has_cache, Ordering::Relaxed);
     }
 
-    /// Sets whether the driver can flush. One that cannot expects that writes are durable.
+    /// Sets whether the driver can flush. A driver that cannot flush expects answered writes to be
+    /// durable.
     pub(crate) fn set_flush(&self, has_flush: bool) {
         self.has_flush.store(has_flush, Ordering::Relaxed);
     }
 
-    /// Notes a monitor that has connected, with its process if that is known.
+    /// Records that a monitor has connected, and its process if known.
     pub(crate) fn connected(&self, monitor: Option<u32>) {
         if !self.is_in_use() {
             self.activity.reset();
@@ -189,7 +191,7 @@ impl Shared {
         self.is_connected.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the monitor has disconnected, and whether its guest still uses the device.
+    /// Records that the monitor has disconnected, and whether its guest still uses the device.
     pub(crate) fn disconnected(&self, may_return: bool) {
         self.may_return.store(may_return, Ordering::Relaxed);
         self.is_connected.store(false, Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! Ring of requests in memory of the guest: requests that are available, and their answers.
+//! Request ring in guest memory: available requests and their answers.
 //!
 //! The indices and notifications are those of `virtio-queue`. This module adds the record of
-//! requests in flight, and checks that a driver offers a request once.
+//! requests in flight, and checks that a driver does not offer a request again before it is
+//! answered.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +20,7 @@ use crate::memory::GuestMemory;
 /// Maximum number of descriptors of a ring.
 const SIZE_MAX: u16 = 32_768;
 
-/// Place and state of a ring when it starts.
+/// Location and initial state of a ring.
 #[derive(Debug)]
 pub(crate) struct RingSetup {
     /// Number of descriptors.
@@ -43,25 +44,25 @@ pub(crate) struct Vring {
     memory: Arc<GuestMemory>,
     alarm: Arc<TruncationAlarm>,
     record: Option<Record>,
-    /// Requests of an earlier process to be repeated, the first one last.
+    /// Requests of an earlier process that are to be repeated, in reverse order.
     repeated: Vec<u16>,
     /// Number of requests of an earlier process that could not be read.
     refused: usize,
     /// Whether an earlier process has served the ring.
     is_continued: bool,
-    /// Descriptors that the device has, by head.
+    /// Whether the device has the request, by head descriptor.
     busy: Box<[bool]>,
     inflight: usize,
     /// Whether the driver was asked for kicks.
     asks_kicks: bool,
     /// Whether there are answers since the last call.
     has_answers: bool,
-    /// Whether the driver has to be called whatever it asked for.
+    /// Whether the driver has to be called even if it did not ask for calls.
     must_call: bool,
 }
 
 impl Vring {
-    /// Starts a ring where it was left.
+    /// Starts a ring at the position where its last use ended.
     ///
     /// # Errors
     /// The fault of a ring that cannot be used.
@@ -79,13 +80,14 @@ impl Vring {
         if available.0 == 0 || !queue.is_valid(&*memory) {
             return Err(Fault::Ring);
         }
-        // The answers are counted in the ring itself, also after a restart of the guest's kernel.
+        // The ring itself holds the count of answers, even after a restart of the guest's kernel.
         let answers = queue.used_idx(&*memory, Ordering::Acquire).map_err(|_| Fault::Ring)?.0;
         queue.set_next_used(answers);
         let left = record.as_mut().map(|record| record.begin(answers, size)).transpose()?;
         let left = left.flatten();
         let is_continued = left.is_some();
-        // Requests are answered in any order, but taken in one.
+        // Requests are answered in any order but taken in ring order, so counts give the next
+        // index.
         let next = left.as_ref().map_or(Ok(setup.base), |left| {
             let count = left.repeated.len() + left.refused.len();
             u16::try_from(count).map(|count| answers.wrapping_add(count))
@@ -115,16 +117,16 @@ impl Vring {
         })
     }
 
-    /// Adopts a changed memory.
+    /// Switches to a changed memory.
     ///
     /// # Errors
-    /// The fault of a memory that no longer has the ring.
+    /// A fault if the memory no longer contains the ring.
     pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), Fault> {
         self.memory = memory;
         self.queue.is_valid(&*self.memory).then_some(()).ok_or(Fault::Ring)
     }
 
-    /// Takes the next request, whose memory enters `chain`. Returns its head.
+    /// Takes the next request and reads its memory into `chain`. Returns the request's head.
     ///
     /// # Errors
     /// The driver's fault. The ring cannot be used further.
@@ -140,7 +142,7 @@ impl Vring {
                 }
                 let mut available =
                     self.queue.iter(&*self.memory).map_err(|_| Fault::AvailableIndex)?;
-                // There is a request, so the entry cannot be read.
+                // A request is available, so `None` means that its entry cannot be read.
                 let next = available.next().ok_or(Fault::Ring)?;
                 let head = next.head_index();
                 let size = u32::from(self.queue.size());
@@ -166,7 +168,7 @@ impl Vring {
         Ok(Some(head))
     }
 
-    /// Enters the answer of a request, with the number of bytes written to its memory.
+    /// Answers a request, with the number of bytes written to the request's memory.
     ///
     /// # Errors
     /// The fault of a ring that is no longer in the guest's memory.
@@ -191,14 +193,14 @@ impl Vring {
         }
     }
 
-    /// Ends a request without an answer. The record keeps it for the next process.
+    /// Ends a request without an answer. The record keeps the request for the next process.
     pub(crate) fn drop_request(&mut self, head: u16) {
         if std::mem::take(&mut self.busy[usize::from(head)]) {
             self.inflight -= 1;
         }
     }
 
-    /// Whether the driver has to be called because of answers since the last time.
+    /// Whether the driver has to be called because of answers since the last check.
     ///
     /// # Errors
     /// The fault of a ring that is no longer in the guest's memory.
@@ -207,7 +209,7 @@ impl Vring {
         if !std::mem::take(&mut self.has_answers) {
             return Ok(must_call);
         }
-        // This orders the answers before the look at what the driver asks for.
+        // This call orders the answers before the read of what the driver asks for.
         let wanted = self.queue.needs_notification(&*self.memory).map_err(|_| Fault::Ring)?;
         if must_call {
             return Ok(true);
@@ -228,7 +230,8 @@ impl Vring {
         !self.repeated.is_empty() || index.is_ok_and(|index| index.0 != self.queue.next_avail())
     }
 
-    /// Asks the driver for a kick with its next request. Returns whether there is one already.
+    /// Asks the driver for a kick with its next request. Returns whether a request is already
+    /// available.
     ///
     /// # Errors
     /// The fault of a ring that is no longer in the guest's memory.
@@ -238,7 +241,7 @@ impl Vring {
         Ok(more || !self.repeated.is_empty())
     }
 
-    /// Lets the driver leave out kicks: the ring is polled.
+    /// Notifies the driver that kicks are not needed, because the ring is polled.
     fn ignore_kicks(&mut self) -> Result<(), Fault> {
         if !std::mem::take(&mut self.asks_kicks) {
             return Ok(());
@@ -246,7 +249,7 @@ impl Vring {
         self.queue.disable_notification(&*self.memory).map_err(|_| Fault::Ring)
     }
 
-    /// Whether the next process finds a request that is not answered here.
+    /// Whether requests are recorded, so that the next process finds those left unanswered.
     pub(crate) fn is_recorded(&self) -> bool {
         self.record.is_some()
     }
@@ -256,7 +259,7 @@ impl Vring {
         self.inflight
     }
 
-    /// Whether requests of an earlier process were not taken yet.
+    /// Whether requests of an earlier process are still to be taken.
     pub(crate) fn has_repeated(&self) -> bool {
         !self.repeated.is_empty()
     }

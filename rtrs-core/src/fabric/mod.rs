@@ -65,8 +65,8 @@ pub fn with_scope(local: IpAddr, peer: SocketAddr) -> SocketAddr {
 /// connect request.
 pub const PRIVATE_DATA_MAX: usize = 56;
 
-/// Private data of connect, accept and reject. Received data may be longer than the data that was
-/// sent (RDMA CM pads with zeroes).
+/// Private data of connect, accept and reject. Received data may be longer than the sent data (RDMA
+/// CM pads with zeroes).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     bytes: [u8; Self::CAPACITY],
@@ -110,11 +110,11 @@ impl fmt::Debug for PrivateData {
 /// allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Receives and local reads may write to the memory.
+    /// Whether receives and local reads may write to the memory.
     pub local_write: bool,
-    /// The peer may RDMA-write to the memory.
+    /// Whether the peer may RDMA-write to the memory.
     pub remote_write: bool,
-    /// The peer may RDMA-read from the memory.
+    /// Whether the peer may RDMA-read from the memory.
     pub remote_read: bool,
 }
 
@@ -144,9 +144,9 @@ pub trait MemoryRegistration: Send + Sync + fmt::Debug {
     /// Returns the region, all of which is registered.
     fn region(&self) -> &Arc<Region>;
 
-    /// Moves what peers have written to a part of the region, or what a read has fetched, to its
-    /// pieces. Must be called before the bytes are used if the region is scattered: a provider that
-    /// cannot reach pieces uses bounce memory.
+    /// Moves bytes that peers have written to a part of the region, or that a read has fetched, to
+    /// the region's pieces. If the region is scattered, this must be called before the bytes are
+    /// used: a provider that cannot access pieces uses bounce memory.
     fn collect(&self, _slice: &MemSlice) {}
 }
 
@@ -167,7 +167,7 @@ pub enum BindResult {
     Done(Rkey),
     /// In force when the `Bind` completion with the given `wr_id` arrives, and before any later
     /// work request on the same queue pair begins, because work requests of a queue pair take
-    /// effect in order. A message that contains the key may therefore follow at once.
+    /// effect in order. A message that contains the key may therefore follow immediately.
     Pending(Rkey),
 }
 
@@ -188,8 +188,8 @@ pub enum PdUse<'a> {
 
 /// Set of memory and queue pairs that may be used together; one per path.
 pub trait ProtectionDomain: Send + Sync + fmt::Debug {
-    /// Registers a whole region. Of a scattered one ([`Region::is_scattered`]), RDMA reads and
-    /// writes reach the pieces that its owner has assigned at that time; sends take only memory in
+    /// Registers a whole region. In a scattered region ([`Region::is_scattered`]), RDMA reads and
+    /// writes access the pieces that its owner has assigned at that time; sends take only memory in
     /// one piece.
     ///
     /// # Errors
@@ -336,14 +336,14 @@ pub struct ConnectParams {
     pub peer_name: Option<Arc<str>>,
 }
 
-/// Connection request of a peer. It can be handed to another shard of the same provider before it
+/// Connection request from a peer. It can be handed to another shard of the same provider before it
 /// is accepted. Dropping it closes the connection without an answer.
 pub struct ConnRequest {
     /// Private data of the peer.
     pub private_data: PrivateData,
     /// Address of the peer.
     pub peer: SocketAddr,
-    /// Local address at which the request arrived.
+    /// Local address on which the request arrived.
     pub local: SocketAddr,
     /// Identity that the peer has proved.
     pub identity: PeerIdentity,
@@ -371,8 +371,8 @@ pub enum ConnectFailure {
     Failed(CloseReason),
 }
 
-/// Event of a shard's provider. Most are completions, which are moved several times; so the large
-/// parts of others are boxed.
+/// Event of a shard's provider. Most events are completions, which are moved several times, so the
+/// large parts of other events are boxed.
 #[derive(Debug)]
 pub enum FabricEvent {
     /// An outgoing connection was established (with the peer's private data), or an accepted
@@ -424,27 +424,28 @@ impl FabricEvent {
 pub struct Capabilities {
     /// Scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
     pub scheme: &'static str,
-    /// Registering memory allocates all of it at once, as devices that pin memory do, so large
-    /// registrations are likely to be refused (RLIMIT_MEMLOCK).
+    /// Whether registering memory allocates all of it immediately, as devices that pin memory do,
+    /// so large registrations are likely to be refused (RLIMIT_MEMLOCK).
     pub pins_memory: bool,
-    /// Data of scattered regions ([`Region::is_scattered`]) is copied through bounce memory.
+    /// Whether data of scattered regions ([`Region::is_scattered`]) is copied through bounce
+    /// memory.
     pub bounces: bool,
-    /// Binds and revokes are work requests of the device ([`BindResult::Pending`]) and take time,
-    /// so one request should do the work of two where possible.
+    /// Whether binds and revokes are work requests of the device ([`BindResult::Pending`]) and take
+    /// time, so one request should do the work of two where possible.
     pub binds_are_requests: bool,
-    /// A client may prove its identity with messages (CHALLENGE and AUTH). False if an attacker on
-    /// the network could take over a connection after the proof.
+    /// Whether a client may prove its identity with messages (CHALLENGE and AUTH). False if an
+    /// attacker on the network could take over a connection after the proof.
     pub takes_proofs: bool,
     /// Bytes of memory that a peer can make this end hold with each connection, in addition to
     /// registered memory.
     pub connection_bytes: u64,
-    /// A peer's send may invalidate the key of a local [`Window`].
+    /// Whether a peer's send may invalidate the key of a local [`Window`].
     pub remote_invalidate: bool,
 }
 
 impl Capabilities {
     /// Returns the properties of a provider whose memory costs nothing and whose binds take effect
-    /// at once, with proofs and remote invalidation.
+    /// immediately, with proofs and remote invalidation.
     pub const fn of(scheme: &'static str) -> Self {
         Self {
             scheme,
@@ -496,8 +497,8 @@ pub trait Listener: fmt::Debug {
     /// both arrived over the same device.
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
 
-    /// Accepts a peer's request on this shard. Receives may be posted at once, before `flush` sends
-    /// the reply.
+    /// Accepts a peer's request on this shard. Receives may be posted immediately, before `flush`
+    /// sends the reply.
     ///
     /// # Errors
     /// `System` if the queue pair cannot be created; the request is closed.

@@ -1,7 +1,7 @@
 //! Exponential backoff with jitter, for reconnects.
 //!
-//! The wait before attempt n is drawn uniformly from the upper half of `min * 2^n`, capped at
-//! `max`: the clients of a restarted server spread out instead of reconnecting all at once.
+//! The wait before attempt n, counted from 0, is drawn uniformly between half of `min * 2^n`,
+//! capped at `max`, and all of it. The clients of a restarted server thus spread their reconnects.
 
 use crate::time::Duration;
 
@@ -15,7 +15,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff with waits from `min` to `max` and jitter from `seed`.
+    /// Creates a backoff whose bound grows from `min` to `max`, with jitter from `seed`.
     pub fn new(min: Duration, max: Duration, seed: u64) -> Self {
         let max = max.max(min);
         Self { min, max, next: min, state: seed | 1 }
@@ -27,7 +27,7 @@ impl Backoff {
         (self.min, self.max, self.next) = (min, max, self.next.clamp(min, max));
     }
 
-    /// Returns the wait before the next attempt. The first is at most `min`.
+    /// Returns the wait before the next attempt. The first wait is at most `min`.
     pub fn wait(&mut self) -> Duration {
         let whole = u64::try_from(self.next.as_nanos()).unwrap_or(u64::MAX);
         self.next = (self.next * 2).min(self.max);

@@ -6,7 +6,7 @@
 # groups: issue ours
 
 serve() {
-    # Small, since registering the chunks takes most of a round.
+    # The queue depth is small, since registering the chunks takes most of a round.
     start_server --export "vol=$DISK" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2 \
         --queue-depth 64
 }
@@ -27,7 +27,7 @@ round() { # number
     connect && io "$1" && detach vol && ! test -e /sys/block/nbd0/pid
 }
 
-# In the background, until it is killed or its device fails.
+# Runs in the background until killed or until its device fails.
 load() {
     exec fio --name=load --filename=/dev/nbd0 --direct=1 --rw=randrw --bs=16k --iodepth=16 \
         --ioengine=libaio --size=32M --time_based --runtime=60 --output="$LAB_WORK/load.log"
@@ -71,7 +71,8 @@ kill_server() { # round
     kill -9 "$LAB_SERVER"
     wait "$LAB_SERVER"
     serve
-    # Its requests in flight end with an error, or wait for the path: bounded either way.
+    # The requests in flight end with an error, or wait for the path; the time is bounded either
+    # way.
     assert_within 60 "server $1: the session connects to the new server" are_connected vol 2
     kill "$fio"
     assert_within 40 "server $1: fio ends" eval "! kill -0 $fio"

@@ -66,7 +66,7 @@ scenario() {
     before=$(stat -fc %b "$MNT")
     truncate -s 512M "$LAB_WORK/vol.img"
     assert_within 10 "lsblk shows the new size" has_size $((512 << 20))
-    # The kernel function that logs it also sends the event for udev.
+    # The kernel function that logs the size also sends the event for udev.
     assert_true "the kernel logs the new size" eval \
         "dmesg | grep -q 'nbd0: detected capacity change'"
     expect_eq "status shows the new size" "$(client_json status vol .size)" $((512 << 20))

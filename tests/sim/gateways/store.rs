@@ -46,7 +46,7 @@ pub(super) struct Store {
     prng: Prng,
     plant: GatewayPlant,
     blocks: [u64; BLOCKS],
-    /// Last answered and last submitted write of each block.
+    /// Last answered and last submitted write to each block.
     pub(super) acked: [u64; BLOCKS],
     pub(super) submitted: [u64; BLOCKS],
     lock: Option<Rados>,
@@ -105,7 +105,7 @@ impl Store {
         (Rados(self.last), self.map)
     }
 
-    /// Makes all OSDs refuse a client, sooner or later.
+    /// Makes each OSD refuse a client, after a random delay.
     fn refuse(&mut self, client: Rados) {
         self.map += 1;
         self.refused.insert(client, self.map);
@@ -165,7 +165,7 @@ impl Store {
         self.ended.push((from, Completion::new(io.tag, status), refused));
     }
 
-    /// Records an answered write.
+    /// Records an answered write. Fails if the write was not stored.
     pub(super) fn acked(&mut self, block: usize, value: u64) -> Result<(), Failure> {
         self.acked[block] = value;
         if self.blocks[block] == value {
@@ -193,7 +193,7 @@ enum State {
 enum Job {
     /// Find the lock's owner, and make the OSDs refuse it.
     Break,
-    /// Take the lock, if it is free or owned by this client.
+    /// Take the lock, if it is free or still owned by this refused client.
     Take(Option<Rados>),
     /// Connect as a new client.
     Reopen,
@@ -234,7 +234,7 @@ impl SimGateway {
         Self { store: Arc::clone(store), inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Advances, unless its process is frozen. Returns the next event, if any.
+    /// Advances the gateway, whose process must not be frozen. Returns the next event, if any.
     pub(super) fn tick(&self) -> Option<GatewayEvent> {
         let (mut store, mut inner) = (self.store.lock(), self.inner.lock());
         let now = store.now;
@@ -398,7 +398,7 @@ impl BlockDevice for SimDevice {
         if let (IoOp::Write, Some(buf)) = (io.op, &io.buf) {
             buf.copy_out(0, &mut value);
         }
-        // Sometimes IO is in transit for a long time.
+        // Some IO is in transit for a long time.
         let most = if store.prng.index(20) == 0 { 2500 * MS } else { 20 * MS };
         let due = store.now + store.prng.duration(Duration::ZERO..=most);
         let (from, map) = (inner.client, inner.map);

@@ -1,4 +1,4 @@
-//! Buffers of users' sockets: what users have taken, and what they may see of their buffers.
+//! Buffers of users' sockets: what users have taken, and what the board shows them of the buffers.
 
 use rtrs_base::rt::unacknowledged_bytes;
 use rtrs_base::time::Instant;
@@ -8,16 +8,16 @@ use super::Clients;
 use crate::proto::Node;
 
 impl Clients {
-    /// Applies what users have taken. Call this before messages of peers arrive, which would
-    /// otherwise find buffers fuller than they are.
+    /// Applies what users have taken. Call this before the messages of peers are handled; otherwise
+    /// those would find the buffers fuller than they are.
     pub(in crate::node) fn look(&mut self, node: &mut Node) {
         let mut clients = std::mem::take(&mut self.untaken.clients);
         clients.retain(|id| self.settle(node, *id));
         self.untaken.clients = clients;
     }
 
-    /// Publishes what the buffers of users have released. Call this before events of sockets that
-    /// have room.
+    /// Publishes what the buffers of users have released. Call this before the events of sockets
+    /// that have room.
     pub(in crate::node) fn release(&mut self, node: &mut Node) {
         for socket in node.ports_mut().take_freed() {
             if let Some(id) = self.by_socket.get(&socket).copied() {
@@ -40,7 +40,7 @@ impl Clients {
                 break;
             }
             let Some(buffers) = node.ports().buffer_use(bound.id) else { return false };
-            // Below half of the buffer, the port is not congested any more.
+            // Below half of the buffer, the port is no longer congested.
             let excess = (buffers.waiting + 1).saturating_sub(buffers.rcvbuf / 2);
             let mark = buffers.is_congested.then(|| bound.flow.mark(excess));
             self.board.set_flow(bound.slot, bound.flow.released(buffers.in_flight), mark);
@@ -48,14 +48,14 @@ impl Clients {
                 self.untaken.congested.remove(&id);
                 break;
             }
-            // Users that took messages before the mark was there do not report them.
+            // Users that took messages before the mark was published do not report that.
             self.untaken.congested.insert(id);
             is_published = true;
         }
         bound.flow.has_untaken()
     }
 
-    /// Checks from time to time whether the users of congested sockets have taken everything.
+    /// Checks periodically whether the users of congested sockets have taken everything.
     pub(super) fn check_congested(&mut self, now: Instant, node: &mut Node) {
         for id in self.untaken.take_due(now) {
             self.take_rest(node, id);

@@ -1,5 +1,5 @@
-//! Predictions about the sessions that `--prune` detaches: which of them are in use, and whose
-//! places others take.
+//! Predictions about the sessions that `--prune` detaches: which are in use, and which hold a
+//! device, socket or address that a different session will take.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub(super) fn foresee_refusals(items: &mut [Item], global: &GlobalArgs) {
     }
 }
 
-/// Returns the error of a detach of a session in use.
+/// Fails if the session is in use, with the error of its detach.
 fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
     let status = Session::new(name, global)?.status()?;
     if let Some(path) = &status.device {
@@ -81,7 +81,7 @@ pub(super) fn explain_refusals(items: &mut [Item]) {
     }
 }
 
-/// Drops the errors of attaches in places of sessions that are detached first.
+/// Drops the errors of attaches that take the place of a session that is detached first.
 pub(super) fn expect_free_places(items: &mut [Item], run_dir: &RunDir, global: &GlobalArgs) {
     let is_refused = |item: &Item| item.task.action == Action::Attach && item.error.is_some();
     if !items.iter().any(is_refused) {

@@ -1,5 +1,5 @@
 //! `doctor`: checks paths step by step, from the host name to the first message of a session, and
-//! suggests fixes. It opens nothing.
+//! suggests fixes. Opens no export.
 //!
 //! `steps.rs` contains the steps, `route.rs` the kernel's routes.
 

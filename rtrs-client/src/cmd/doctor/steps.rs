@@ -1,4 +1,4 @@
-//! Steps of the check. A failed step skips those that need it.
+//! Steps of the check. Steps that depend on a failed step are skipped.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ use crate::tls::TlsSources;
 
 const STEPS: [&str; 10] =
     ["name", "route", "device", "gid", "mtu", "port", "connect", "ping", "bandwidth", "handshake"];
-/// Finding for an open port whose service does not answer like RTRS.
+/// Finding for an open port whose service does not speak RTRS.
 const NOT_RTRS: &str = "the port is open but does not speak RTRS; check that rtrs-server runs \
                         there, and is neither stopped nor hung";
 /// Number of rounds of the ping.
@@ -36,14 +36,14 @@ const ROUNDS: u64 = 20;
 /// Duration of the bandwidth measurement in each direction.
 const FLOW_TIME: Duration = Duration::from_millis(500);
 const FLOW_SIZE: u32 = 65536;
-/// Maximum size of the headers in an Ethernet frame's MTU, over RoCE (`iboe_get_mtu`).
+/// Maximum number of bytes that the headers of RoCE take from an Ethernet MTU (`iboe_get_mtu`).
 const ROCE_HEADERS: u32 = 96;
 
 /// Server under test.
 struct Target<'a> {
     portal: &'a Portal,
     tls: &'a TlsSources,
-    /// Address of the portal, the first that answers.
+    /// First address of the portal that answers.
     remote: SocketAddr,
     /// Time limit for each step.
     timeout: Duration,
@@ -76,7 +76,8 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// Judges what the session has seen of its virtual machine. None if the volume is for others.
+/// Judges what the session has seen of its virtual machine. None if the volume is not served to a
+/// virtual machine.
 pub(super) fn guest(status: &Status) -> Option<Step> {
     let step = |verdict, found: &str, remedy: Option<&str>| {
         let remedy = remedy.map(str::to_owned);
@@ -155,7 +156,7 @@ fn try_walk(
 
 /// Opens a provider for the connection. Returns the failed step otherwise.
 fn open_link(portal: &Portal, tls: &TlsSources, timeout: Duration) -> Result<Link, Step> {
-    // Tried alone first, because the error contains the remedy.
+    // Tested separately first, because the error of this call contains the remedy.
     if let Err(error) = Ring::new(1) {
         return Err(bad(6, Verdict::Fail, "cannot set up io_uring", error.to_string()));
     }
@@ -215,7 +216,7 @@ fn look_for_route(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), 
     Ok((found, way))
 }
 
-/// Finds the device with the source address, and its identifier.
+/// Finds the RDMA device with the source address, and its GID.
 fn look_for_device(way: &Route, source: Option<IpAddr>) -> Result<[Step; 2], Step> {
     let rdma = match Rdma::open() {
         Ok(rdma) => rdma,
@@ -412,7 +413,7 @@ fn ping(
     Ok(None)
 }
 
-/// Judges whether the server answered the connect of a ping, which it may do with a refusal.
+/// Judges whether the server answered the connect of a ping. A refusal is an answer too.
 fn judge_connect(target: &Target<'_>, watch: &Silent) -> Result<Step, Step> {
     let &Target { portal, tls, .. } = target;
     let scheme = portal.scheme();
@@ -482,7 +483,7 @@ fn judge_rounds(client: &PingClient, watch: &Silent) -> Result<Step, Step> {
     }
 }
 
-/// Measures writes and reads.
+/// Measures the bandwidth of writes and reads.
 fn bandwidth(
     target: &Target<'_>,
     link: &mut Link,

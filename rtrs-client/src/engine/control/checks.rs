@@ -1,9 +1,9 @@
 //! Times at which the control shard checks what is due.
 //!
-//! A check visits every path, which is too slow for every turn under load. It is needed when
-//! something has happened here, when its deadline has passed, and for what shards record without a
-//! message: receipts, uses and the state of the cache. These are noticed within [`NOTICED_AFTER`]
-//! as long as the shard takes turns.
+//! A check visits every path, which is too slow for every turn under load. A check is needed when
+//! something has happened on this shard, when a deadline has passed, and for what shards record
+//! without a message: receipts, uses and the state of the cache. Such records are noticed within
+//! [`NOTICED_AFTER`] as long as the shard takes turns.
 
 use rtrs_core::time::{Duration, Instant};
 

@@ -83,7 +83,7 @@ impl<'a> SessionView<'a> {
                 device: volume.index(),
                 export: volume.export().to_owned(),
                 used: volume.is_used(),
-                // A path may answer an open that it sent before the volume failed.
+                // An open that was sent before the volume failed may still be answered.
                 open: volume.is_open() && !failed,
                 failed,
                 obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),

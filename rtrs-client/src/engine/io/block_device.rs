@@ -33,7 +33,7 @@ pub struct SessionDevice {
 }
 
 impl SessionDevice {
-    /// Creates the handle of a device that has been open.
+    /// Creates the handle of a device that is or was open.
     pub(crate) fn new(shard: &Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
         let devices = &shard.borrow().ios.devices;
         let (info, token) = (Arc::clone(devices.info(device)), Rc::clone(devices.token(device)));
@@ -41,7 +41,7 @@ impl SessionDevice {
         Self { shard, device, token, info, ended, losses_at_end }
     }
 
-    /// Ends queued IO; IO submitted from now on fails at once.
+    /// Ends queued IO; IO submitted afterwards fails immediately.
     pub fn close(&mut self) {
         if let Some(mut shard) = self.shard() {
             shard.ios.devices.close(self.device);
@@ -56,7 +56,7 @@ impl SessionDevice {
         }
     }
 
-    /// Shard, while it still has this device.
+    /// Shard, while the device is in the shard's table.
     fn shard(&self) -> Option<RefMut<'_, Shard>> {
         let shard = self.shard.borrow_mut();
         Rc::ptr_eq(shard.ios.devices.token(self.device), &self.token).then_some(shard)
@@ -90,7 +90,7 @@ impl BlockDevice for SessionDevice {
 
     fn poll(&mut self, now: Instant) -> bool {
         let Some(mut shard) = self.shard() else { return false };
-        // Time for the next submissions; the last event may be long past.
+        // Update the time for the next submissions, because the last event may be long past.
         shard.ios.now = now;
         let info = shard.ios.devices.info(self.device);
         let new = (!Arc::ptr_eq(&self.info, info)).then(|| Arc::clone(info));

@@ -55,7 +55,7 @@ impl Failures {
 #[derive(Debug, Default)]
 pub(super) struct FailedIos {
     devices: Vec<Device>,
-    /// Paths that failed IOs, until the IO ends.
+    /// Path that failed each failing IO, until the IO ends.
     paths: Vec<(IoRow, PathId)>,
     /// Names of all paths, for the log.
     path_names: Vec<String>,
@@ -89,7 +89,7 @@ impl FailedIos {
         found.map(|known| known.failures).unwrap_or_default()
     }
 
-    /// Records the path that failed an IO. Its other requests may still be in flight.
+    /// Records the path that failed an IO. Other requests of the IO may still be in flight.
     #[cold]
     pub(super) fn failed_on(&mut self, io: IoRow, path: PathId) {
         self.paths.push((io, path));

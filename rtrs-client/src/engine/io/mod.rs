@@ -1,19 +1,21 @@
-//! One shard's part of a session: all IO goes through this module.
+//! One shard's part of a session. All IO goes through this module.
 //!
-//! A request uses this shard's connection of the path that the policy selects. Each part owns its
+//! A request uses this shard's connection on the path that the policy selects. Each part owns its
 //! state and knows nothing of its siblings; this file connects them:
 //!
-//! - `ios.rs`: what was submitted and how it ends, with `requests.rs`: IOs, requests and permits
-//!   (`permits.rs`); `waiting.rs`: the queues; `failed_ios.rs`: number and last of the failed IOs,
-//!   and their log lines; `zeroes.rs`: zeroes written as data if the server cannot write them;
+//! - `ios.rs`: submitted IOs and how they end, with `requests.rs`: requests and their permits
+//!   (`permits.rs`); `waiting.rs`: the queues; `failed_ios.rs`: number of failed IOs, the last of
+//!   them, and their log lines; `zeroes.rs`: zeroes written as data if the server cannot write
+//!   them;
 //! - `paths.rs`: connections, the policy (`policy.rs`), slow-path detection (`slow_path.rs`),
 //!   counters, and requests that a slow disk delays (`slow_requests.rs`);
-//! - `retry.rs`, `resend.rs`: requests in flight on a path that died, which are resent on another;
+//! - `retry.rs`, `resend.rs`: requests in flight on a path that died, which are resent on a
+//!   different path;
 //! - `limits.rs`: time limits; `sweep.rs`: their periodic check; `probe.rs` probes a silent
 //!   connection;
 //! - `syncs.rs`, `held_flushes.rs`: the order of flushes and writes with FUA; a successful flush
-//!   waits for those that overlap it;
-//! - `block_device.rs`: a device of the session for its user; `devices.rs`: addition and removal of
+//!   waits for the syncs that overlap it;
+//! - `block_device.rs`: a device as its user sees it; `devices.rs`: addition and removal of
 //!   devices.
 //!
 //! Read targets are opened to the server through a window per permit, under a fresh key for each
@@ -131,7 +133,7 @@ impl Shard {
                 }
             }
             ShardMessage::Cache(device, cache) => self.ios.devices.set_cache(device, cache),
-            // The next `pump` checks.
+            // The next `pump` checks what there is to do.
             ShardMessage::Wake => {}
             ShardMessage::Disconnect { path, epoch, in_order } => {
                 self.paths[path].disconnect(epoch, in_order, ctx);
@@ -169,10 +171,10 @@ impl Shard {
         self.config = config;
     }
 
-    /// Adds a device that was not open yet.
+    /// Adds a device that is not open yet.
     fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.ios.add_device(device, export);
-        // The previous volume with this number may have been opened once more in order to close it.
+        // The previous device with this number may have been reopened just to close it.
         self.paths.forget_device(device);
     }
 
@@ -217,8 +219,8 @@ impl Shard {
         let Some(path) = self.paths.find(provider, qp) else { return false };
         let (path, epoch, cid, why) = self.paths[path].closed();
         self.paths.forget_times(path);
-        // This connection can no longer touch memory. Answered requests end here; the others move
-        // to another path.
+        // This connection can no longer access memory. Answered requests end here; the others move
+        // to a different path.
         for row in self.ios.requests.rows(|request| request.is_on(path)) {
             let request = self.ios.requests.request(row);
             let device = self.ios.requests.io(request.io).device;
@@ -255,7 +257,8 @@ impl Shard {
         self.ios.now = ctx.now;
         let Some((work, path)) = self.paths.completed(provider, wc) else { return false };
         if wc.status != WcStatus::Success {
-            // The provider is about to report the end of the connection; requests wait for that.
+            // The provider is about to report the end of the connection; requests wait for that
+            // report.
             return true;
         }
         let fabric = ctx.fabrics[provider.index()].as_mut();
@@ -344,13 +347,13 @@ impl Shard {
         self.ios.end_request(row, status, epoch);
     }
 
-    /// Registers this memory with all paths, for one device or for all devices.
+    /// Registers memory with all paths, for one device or for all.
     fn attach(&mut self, device: Option<DeviceIndex>, region: &Arc<Region>) -> std::io::Result<()> {
         let attached = self.paths.attach_region(device, region, self.ios.requests.range());
         attached.map_err(|error| std::io::Error::other(error.to_string()))
     }
 
-    /// Deregisters memory of a device that nothing in flight uses.
+    /// Deregisters a device's memory, which nothing in flight uses.
     fn detach(&mut self, device: DeviceIndex, region: &Region) {
         self.paths.detach_region(device, region);
     }
@@ -372,7 +375,7 @@ impl Shard {
         let serving = self.ios.devices.serving();
         let Some(granted) = self.granted.filter(|_| !serving.is_empty()) else { return false };
         let mut any = self.send_again(&granted, ctx);
-        // Devices that cannot issue now: not open, without a path or at their share of permits.
+        // Devices that cannot issue IO now: not open, without a path, or at their limit of permits.
         let mut blocked = DeviceSet::default();
         while let Some(device) = self.ios.requests.next_device(blocked)
             && self.ios.requests.has_permit()
@@ -407,7 +410,7 @@ impl Shard {
         any
     }
 
-    /// Issues the next part of an IO on a path, with this permit.
+    /// Issues the next part of an IO on a path with the given permit.
     fn issue(
         &mut self,
         row: IoRow,
@@ -435,7 +438,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Makes other shards check their held flushes after a sync has ended here.
+    /// Makes other shards check their held flushes after a sync has ended on this shard.
     fn wake_others(&mut self, ctx: &mut Ctx<'_>) {
         if self.ios.syncs.take_wake() {
             let others = (0..self.config.shards).filter(|shard| *shard != self.index.0);
@@ -465,7 +468,7 @@ impl Shard {
         }
     }
 
-    /// Frees the permits of probes that can no longer arrive.
+    /// Frees the permits of probes that can no longer reach the server.
     fn free_probes(&mut self) {
         for permit in self.probes.free(|path, epoch| self.ios.retries.is_fenced(path, epoch)) {
             self.ios.requests.give_permit(permit);

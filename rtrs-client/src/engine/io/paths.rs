@@ -26,7 +26,7 @@ pub(crate) struct Paths {
     shard: CoreIndex,
     rows: Vec<PathShard>,
     chooser: Chooser,
-    /// Memory registered with every connection, and the devices that use it; None for all.
+    /// Memory registered with every connection, and the devices that use it; None for all devices.
     regions: Vec<(Arc<Region>, Option<DeviceSet>)>,
     slow: SlowRequests,
     pub(super) stats: ShardStats,
@@ -107,7 +107,8 @@ impl Paths {
         self.rows.iter_mut().for_each(|path| path.leave(device));
     }
 
-    /// Deregisters memory of a device that nothing in flight uses, unless others have it too.
+    /// Deregisters memory of a device, unless other devices use it too. Nothing in flight may use
+    /// it.
     pub(super) fn detach_region(&mut self, device: DeviceIndex, region: &Region) {
         self.forget_regions(device, |known| known.id() == region.id());
     }
@@ -124,8 +125,8 @@ impl Paths {
         });
     }
 
-    /// Counts a request of this many bytes that a path carries now. The first of an idle session
-    /// makes the control shard check that the server is alive.
+    /// Counts a request of `bytes` bytes that was sent on a path. The first request after an idle
+    /// time makes the control shard check that the server is alive.
     pub(super) fn issued(
         &mut self,
         path: PathId,
@@ -144,8 +145,8 @@ impl Paths {
         }
     }
 
-    /// Marks paths that owe answers as used, however long the answers take. The session may have
-    /// become idle just when a request was sent.
+    /// Marks paths with unanswered requests as used, however long the answers take. The session may
+    /// have become idle just when a request was sent.
     pub(super) fn note_use(&self, ctx: &mut Ctx<'_>) {
         for path in self.rows.iter().filter(|path| path.inflight() > 0) {
             if path.waits(ctx.now) {
@@ -154,8 +155,8 @@ impl Paths {
         }
     }
 
-    /// Records that the server does not answer a request although its path is alive. Returns
-    /// whether the request has only now become slow.
+    /// Marks a request as slow: the server has not answered it although its path is alive. Returns
+    /// whether the request was not slow before.
     pub(super) fn begin_slow(&mut self, request: &mut Request, now: Instant) -> bool {
         if std::mem::replace(&mut request.slow, true) {
             return false;
@@ -250,7 +251,7 @@ impl Paths {
         self.chooser.policy = policy;
     }
 
-    /// Ends this shard's connection of a path at once.
+    /// Ends this shard's connection of a path immediately.
     pub(super) fn abort(&mut self, path: PathId, why: CloseReason, ctx: &mut Ctx<'_>) {
         let path = &mut self[path];
         let provider = path.provider();
@@ -294,8 +295,8 @@ impl Paths {
     }
 }
 
-/// Messages refer only to paths that were added before. Panics otherwise, which is a bug of this
-/// crate.
+/// Panics for a path that was never added, which is a bug of this crate: messages refer only to
+/// paths that were added before.
 impl Index<PathId> for Paths {
     type Output = PathShard;
 

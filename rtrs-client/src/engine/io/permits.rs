@@ -2,21 +2,21 @@
 //!
 //! The session's permits are divided into one range per shard, so no permit ever moves between
 //! shards and no lock is needed. The permit returned last is taken next: its chunk is most likely
-//! cached. A shard with enough permits keeps one for probes (`probe.rs`): a connection must be
-//! proven alive even while the disk behind it holds every request.
+//! cached. A shard with enough permits reserves one for probes (`probe.rs`), so that it can prove a
+//! connection alive even while the disk behind it holds up every request.
 
 use std::ops::Range;
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 
-/// Minimum number of permits of a shard that keeps one for probes.
+/// Minimum number of permits for a shard to reserve one for probes.
 const KEEPS_FROM: usize = 4;
 
 /// Free permits of one shard.
 #[derive(Debug)]
 pub(crate) struct Permits {
     range: Range<u16>,
-    /// Number of permits kept for probes.
+    /// Number of permits reserved for probes.
     kept: usize,
     free: Vec<PermitId>,
 }
@@ -33,7 +33,7 @@ impl Permits {
         if self.has_any() { self.free.pop() } else { None }
     }
 
-    /// Takes a permit for a probe, including the one kept for probes.
+    /// Takes a permit for a probe, even the reserved one.
     pub(crate) fn take_for_probe(&mut self) -> Option<PermitId> {
         self.free.pop()
     }
@@ -55,7 +55,7 @@ impl Permits {
         self.free.push(permit);
     }
 
-    /// Number of free permits, including the one kept for probes.
+    /// Number of free permits, including the one reserved for probes.
     pub(crate) fn available(&self) -> usize {
         self.free.len()
     }
@@ -66,9 +66,9 @@ impl Permits {
     }
 }
 
-/// Returns the part of `queue_depth` permits that belongs to `shard` of `shards`. The first `own`
-/// are for the control shard's own requests. Every shard gets at least one if enough permits are
-/// left.
+/// Returns the range of the `queue_depth` permits that belongs to `shard` of `shards`. The first
+/// `own` are for the control shard's own requests. Every shard gets at least one if enough permits
+/// are left.
 pub(crate) fn share(queue_depth: u16, own: u16, shards: u16, shard: CoreIndex) -> Range<u16> {
     let at = |index: u32| {
         let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(shards.max(1));
@@ -116,7 +116,7 @@ mod tests {
             let probe = permits.take_for_probe();
             assert_eq!(probe.is_some(), most != 3 || taken[0].0 == 4, "{probe:?}");
             permits.give(taken[0]);
-            // The permit of the unanswered probe is missing; the next one returned replaces it.
+            // The permit of the unanswered probe is missing; the next permit returned replaces it.
             assert_eq!(permits.has_any(), probe.is_none());
         }
     }

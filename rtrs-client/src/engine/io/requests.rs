@@ -2,7 +2,7 @@
 //!
 //! An IO is issued as one or more requests, each of which holds a permit, that is, a chunk of the
 //! server. IOs without a permit or a path wait, those of each device in order (`waiting.rs`);
-//! devices share the permits. A request whose path died keeps its permit: it awaits the fence of
+//! devices share the permits. A request whose path died retains its permit: it awaits the fence of
 //! that path, and is then ready to be resent. All tables are allocated once, when the server's
 //! limits are known or a volume is added; issuing and finishing a request allocates nothing.
 
@@ -25,7 +25,7 @@ use crate::engine::device_table::IOS_MAX;
 use crate::engine::session::VOLUMES_MAX;
 use crate::path::io::Request as IoRequest;
 
-/// Row of a request: its permit, counted from the shard's first.
+/// Row of a request: the index of its permit among the shard's permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RequestRow(u16);
 
@@ -46,7 +46,7 @@ pub(super) struct IoPart {
 /// Form of an IO's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryUse {
-    /// None, or registered memory in one piece.
+    /// No memory, or registered memory in one piece.
     Direct,
     /// Pieces of memory that is not registered.
     Scattered,
@@ -73,14 +73,15 @@ pub(super) struct TakenIo {
     /// Number of losses of acknowledged writes before the first part finished, for an IO of several
     /// parts.
     pub(super) losses: Option<u64>,
-    /// Queued for issue.
+    /// Whether the IO is queued for issue.
     queued: bool,
-    /// Failed to the caller; its requests may still take effect at the server.
+    /// Whether the IO has failed to the caller; its requests may still take effect at the server.
     pub(super) given_up: bool,
 }
 
 impl TakenIo {
-    /// Creates an IO that has not been issued. It ends at once only if `status` is an error.
+    /// Creates an IO that has not been issued. The IO ends immediately only if `status` is an
+    /// error.
     pub(super) fn new(
         device: DeviceIndex,
         io: Io,
@@ -182,15 +183,15 @@ pub(super) struct Request {
     pub(super) io: IoRow,
     pub(super) path: PathId,
     pub(super) part: IoPart,
-    /// Time at which the request was sent; afterwards, that of its answer or of the end of its
+    /// Time at which the request was sent; later, the time of its answer or of the end of its
     /// connection.
     pub(super) sent: Instant,
     pub(super) standing: Standing,
-    /// Position in the order of first sends; only grows.
+    /// Position in the order of first sends; increases from request to request.
     pub(super) turn: u64,
     /// Number of times the request was sent.
     pub(super) tries: u16,
-    /// Whether the answer takes longer than the IO timeout on a path that is alive.
+    /// Whether the answer is taking longer than the IO timeout on a path that is alive.
     pub(super) slow: bool,
 }
 
@@ -349,12 +350,12 @@ impl Requests {
         self.waiting.devices()
     }
 
-    /// IO of a device that is issued next.
+    /// Waiting IO of a device that is issued next.
     pub(super) fn first_waiting(&self, device: DeviceIndex) -> Option<IoRow> {
         self.waiting.front(device)
     }
 
-    /// Rows of the matching IOs of a device that wait.
+    /// Rows of a device's waiting IOs that match.
     pub(super) fn waiting(
         &self,
         device: DeviceIndex,

@@ -1,5 +1,5 @@
-//! Requests in flight on a path that died: they await the fence of the path, and are then resent on
-//! another.
+//! Requests in flight on a path that died: they await the path's fence and are then resent on a
+//! different path.
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::PathId;
@@ -14,8 +14,8 @@ use crate::engine::device_set::DeviceSet;
 use crate::engine::session::Granted;
 
 impl Shard {
-    /// Takes a request off its path after the connection has ended; it awaits the fence of the
-    /// path.
+    /// Takes a request off its path after the connection has ended. The request then awaits the
+    /// path's fence.
     pub(super) fn lose_request(&mut self, row: RequestRow, epoch: u32, now: Instant) {
         let request = self.ios.requests.request_mut(row);
         self.paths.end_slow(request, now);
@@ -25,7 +25,7 @@ impl Shard {
         self.ios.await_fence(row, epoch);
     }
 
-    /// Handles the fence of a path: its requests up to this epoch can no longer start at the
+    /// Handles the fence of a path: the path's requests up to this epoch can no longer start on the
     /// server.
     pub(super) fn on_fenced(&mut self, path: PathId, epoch: u32) {
         self.ios.retries.fenced(path, epoch);
@@ -33,7 +33,7 @@ impl Shard {
         self.ios.fenced(path, epoch);
     }
 
-    /// Sends requests that are ready to be resent. Returns whether anything was sent or ended.
+    /// Resends requests that are ready. Returns whether any was sent or ended.
     pub(super) fn send_again(&mut self, granted: &Granted, ctx: &mut Ctx<'_>) -> bool {
         let serving = self.ios.devices.serving();
         let mut blocked = DeviceSet::default();

@@ -67,7 +67,7 @@ pub(super) struct Client {
     pub(super) given_up: Vec<u64>,
     /// If set, randomly delays messages between shards.
     pub(super) lazy: Option<Prng>,
-    /// Whether completions of the first device are left to others.
+    /// Whether the fixture leaves the first device's completions to others.
     pub(super) is_idle: bool,
 }
 
@@ -131,7 +131,7 @@ impl Client {
         here.shard.borrow().check();
     }
 
-    /// Handles a completion of a shard. Returns whether it belongs to a path.
+    /// Handles a completion on a shard. Returns whether the completion belongs to a path.
     pub(super) fn owns(&mut self, now: Instant, shard: usize, wc: &WorkCompletion) -> bool {
         let Host { fabrics, out, shard: engine, .. } = &mut self.shards[shard];
         let ctx = &mut Ctx { now, fabrics, out };
@@ -248,7 +248,7 @@ impl Client {
         self.shards[shard].region.slice(at, len).expect("inside the buffers")
     }
 
-    /// Cancels IO that has not begun.
+    /// Cancels the first device's IOs that have not begun and whose tags fit.
     pub(super) fn cancel(&mut self, shard: usize, fits: &dyn Fn(u64) -> bool) {
         self.shards[shard].device.as_mut().expect("a device").cancel(fits);
     }
@@ -295,7 +295,7 @@ impl Client {
         Arc::clone(self.shards[shard].shard.borrow().ios().devices().info(device))
     }
 
-    /// Whether a shard has completions that were not reaped.
+    /// Whether a shard has completions that have not been reaped.
     pub(super) fn has_completions(&self, shard: usize) -> bool {
         self.shards[shard].shard.borrow().ios().devices().has_completions()
     }
@@ -312,7 +312,7 @@ impl Client {
         }
     }
 
-    /// Returns a shard's queue of a device.
+    /// Returns a shard's queue for a device.
     pub(super) fn device(&self, shard: usize, device: DeviceIndex) -> SessionDevice {
         SessionDevice::new(&self.shards[shard].shard, device)
     }
@@ -459,7 +459,7 @@ impl TestIo {
         Self { flags, ..self }
     }
 
-    /// Makes the buffer begin at this byte of the shard's buffers.
+    /// Makes the buffer begin at byte `at` of the shard's buffers.
     pub(super) fn at(self, at: usize) -> Self {
         Self { at, ..self }
     }
@@ -520,7 +520,7 @@ impl Fixture {
         fixture
     }
 
-    /// Creates a fixture that was open once and then lost its path to a server that now behaves
+    /// Creates a fixture that was open once and then lost its path, and whose server now behaves
     /// differently. (Before its first open, a session gives up at the first failure.)
     pub(super) fn spoiled(setup: impl FnOnce(&mut Setup), spoil: impl FnOnce(&mut How)) -> Self {
         let mut fixture = Self::open(setup);
@@ -565,7 +565,7 @@ impl Fixture {
         assert!(deadline.is_none_or(|at| at > now), "a deadline in the past keeps the shard awake");
         let event = self.world.next_event_time();
         if self.client.has_messages() {
-            // Messages are being delayed: the world runs in the meantime.
+            // Messages are being delayed; meanwhile the world runs.
             if event.is_some_and(|at| at <= bound) {
                 self.world.step();
             }
@@ -587,7 +587,7 @@ impl Fixture {
         }
     }
 
-    /// Stops the client for this time, while the server and the world run.
+    /// Stops the client for `time`, while the server and the world run.
     pub(super) fn stall(&mut self, time: Duration) {
         let end = self.world.now() + time;
         loop {
@@ -599,7 +599,7 @@ impl Fixture {
         }
     }
 
-    /// Runs until the condition holds. Panics if it does not hold within `bound`.
+    /// Runs until the condition holds. Panics if that takes longer than `bound`.
     pub(super) fn until(&mut self, what: &str, bound: Duration, so: impl Fn(&Self) -> bool) {
         let end = self.now() + bound;
         while !so(self) {
@@ -668,7 +668,7 @@ impl Fixture {
         self.client.control(now, |control, ctx| control.on_network_change("link sim0 is up", ctx));
     }
 
-    /// Reports the failure of a link that has the addresses of these paths.
+    /// Reports that a link with the addresses of these paths has gone down.
     pub(super) fn link_down_reported(&mut self, paths: &[usize]) {
         let now = self.world.now();
         let addresses: Vec<_> = paths.iter().map(|path| client_ip(*path)).collect();

@@ -56,7 +56,8 @@ fn ended(fixture: &mut Fixture, shard: usize) {
     fixture.until("the end of the IO", SEC, |fixture| fixture.client.has_completions(shard));
 }
 
-/// Returns pieces with gaps, in reverse order, whose total length is a multiple of a block.
+/// Returns pieces of memory in reverse order, with gaps between them, whose total length is a
+/// multiple of the block size.
 fn pieces(prng: &mut Prng, memory: &Arc<Region>, count: usize) -> Vec<MemSlice> {
     let mut lens: Vec<usize> = (0..count).map(|_| 1 + prng.index(LEN / count - 512)).collect();
     let total: usize = lens.iter().sum();

@@ -95,7 +95,7 @@ fn too_many_volumes_panic() {
 
 #[test]
 fn a_refused_volume_is_omitted_and_the_others_continue() {
-    // The volume is refused before it was ever open.
+    // The volume is refused before it has ever been open.
     let mut fixture = new_with_second(|s| s.paths = 2);
     fixture.server.more.named("vol1").open_errno = errno::ENOENT;
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
@@ -226,7 +226,7 @@ fn requests_use_the_device_ids_of_their_path() {
     };
     assert_eq!(ids_over(&fixture, 0xa0), sorted(vec![first, old]), "the old IDs");
     assert_eq!(ids_over(&fixture, 0xa1), sorted(vec![first, 7]), "the new IDs");
-    // Requests that are repeated on the other path use that path's number.
+    // Requests that are resent over the other path use the device ID of that path.
     fixture.server.how.hold = true;
     let tags: Vec<u64> =
         (0..2).map(|_| second.submit(&mut fixture, 0, IoOp::Read, 0, 4096)).collect();

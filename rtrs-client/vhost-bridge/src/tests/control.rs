@@ -1,4 +1,4 @@
-//! Rings that are stopped, paused and started again, and memory that changes.
+//! Tests of rings that are stopped, paused and restarted, and of memory that changes.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ use crate::shared::Shared;
 
 const READ: Request = Request { kind: kind::READ, sector: 0, len: 512 };
 const WRITE: Request = Request { kind: kind::WRITE, sector: 0, len: 512 };
-/// Time in which something that must not happen would have happened.
+/// Time to wait before checking that something has not happened.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 /// Guest with one ring on a device.
@@ -52,7 +52,7 @@ fn requests_that_do_not_end_in_time_fail() {
     let mut answers = [0; 3].map(|_| ring.finish(&guest));
     answers.sort_unstable();
     assert_eq!(answers, [(0, 1, 1), (1, 1, 1), (2, 1, 1)], "failed");
-    // The write may still land, so nothing is read or written until it has ended.
+    // The write may still land, so no IO is submitted until it has ended.
     ring.start_on(guest.monitor());
     ring.start(&guest, 3, READ);
     ring.kick_always();
@@ -62,7 +62,7 @@ fn requests_that_do_not_end_in_time_fail() {
     rig.hold(false);
     assert_eq!(ring.finish(&guest), (3, 0, 513));
     assert_eq!(rig.disk.count(), 4);
-    // Data of a late answer does not reach the memory of the guest.
+    // Data of late answers does not reach the guest's memory.
     assert_eq!(guest.read(GuestRing::data_at(0), 512), [9; 512]);
     assert_eq!(ring.get(&guest, 1, 512), [0; 512], "the ring goes on");
     rig.stop();
@@ -97,7 +97,7 @@ fn a_process_without_time_answers_what_is_not_recorded() {
     }
 }
 
-/// A request that is longer than all buffers, and one whose flush follows, are cut by an abort.
+/// The abort interrupts a request that exceeds all buffers, and a write that a flush is to follow.
 #[test]
 fn nothing_is_submitted_after_an_abort() {
     for is_long in [true, false] {
@@ -155,7 +155,7 @@ fn a_reset_device_begins_anew() {
     rig.stop();
 }
 
-/// A ring that stays empty after a kick lies in memory that is not shared.
+/// If a ring stays empty after a kick, its memory is not shared.
 #[test]
 fn kicks_without_requests_are_noticed() {
     let rig = Rig::new("kicks", &geometry(), 1);
@@ -225,7 +225,7 @@ fn a_monitor_learns_a_new_size() {
     rig.stop();
 }
 
-/// The driver of a guest keeps its features when the geometry changes and its monitor reconnects.
+/// The guest's driver keeps its features when the geometry changes and the monitor reconnects.
 #[test]
 fn a_change_of_the_geometry_takes_no_feature_from_a_running_driver() {
     let rig = Rig::new("features", &geometry(), 1);

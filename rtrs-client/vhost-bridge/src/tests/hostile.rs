@@ -1,4 +1,4 @@
-//! Drivers and monitors that break the rules: they lose their own ring or connection only.
+//! Tests of drivers and monitors that break the rules: they lose only their own ring or connection.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -40,7 +40,7 @@ fn a_fault_stops_its_ring_until_it_starts_again() {
     let cases: [Break; 6] = [
         |guest, ring| ring.publish(guest, ring.next.wrapping_add(300)),
         |guest, ring| ring.offer(guest, 256),
-        // A loop.
+        // A chain that loops.
         |guest, ring| {
             let piece = Piece { at: 0, len: 16, is_writable: false };
             ring.describe(guest, 0, RawDescriptor::new(piece, Some(0)));
@@ -105,7 +105,7 @@ fn a_ring_of_random_bytes_breaks_nothing_else() {
     for round in 0..300_u32 {
         let mut bytes = vec![0; 4096];
         prng.fill(&mut bytes);
-        // Addresses mostly in memory, and lengths mostly short, so that chains are followed.
+        // Most addresses are in memory and most lengths are short, so that chains are followed.
         for descriptor in bytes.chunks_exact_mut(16) {
             let at = GUEST_AT + (1 << 20) + (prng.index(64 << 10) as u64);
             if prng.index(10) > 0 {
@@ -138,7 +138,7 @@ fn is_cut(rig: &Rig, bytes: &[u8]) -> bool {
     let is_over = |error: &io::Error| {
         [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind())
     };
-    // The end of what is sent shows a message that is not complete.
+    // The end of the stream makes the device notice an incomplete message.
     let sent = sent.and_then(|()| stream.shutdown(std::net::Shutdown::Write));
     let ended = sent.and_then(|()| stream.read_to_end(&mut Vec::new()).map(drop));
     ended.as_ref().err().is_none_or(is_over)
@@ -274,7 +274,7 @@ fn messages_that_contradict_each_other_end_the_connection() {
     let rig = Rig::new("contradictions", &geometry(), 1);
     for (what, bad) in cases {
         let (mut guest, _rings) = guest(&rig);
-        // Another file of the same length.
+        // A different file of the same length.
         let memory = Guest::default();
         assert!(bad(&memory, guest.monitor()), "{what}");
         guest.wait_for_cut(what);
@@ -328,7 +328,7 @@ fn memory_that_is_taken_away_ends_the_connection_only() {
     rig.stop();
 }
 
-/// The header of a write lies in memory that is left, and its data does not.
+/// The header of a write is in memory that remains, but its data is in memory that was taken away.
 #[test]
 fn data_that_was_taken_away_is_not_written() {
     survive_truncations().unwrap();

@@ -8,7 +8,7 @@ use rtrs_core::block::IoOp;
 use super::rig::{Rig, geometry};
 use crate::driver::{Guest, GuestRing, Piece, RawDescriptor, Request, kind};
 
-/// Guest that records its requests, with two rings.
+/// Returns a connected guest that records its requests, and its two rings.
 fn guest(rig: &Rig) -> (Guest, [GuestRing; 2]) {
     let mut guest = Guest::recording();
     let mut rings = [0, 1].map(|at| GuestRing::new(at, 256, 65_530));
@@ -27,11 +27,11 @@ fn requests_in_flight_survive_a_kill() {
     let rig = Rig::new("kill", &geometry(), 2);
     let (mut guest, mut rings) = guest(&rig);
     for ring in &mut rings {
-        // A request that has ended before is not repeated.
+        // A request that ended before the kill is not repeated.
         assert_eq!(ring.put(&guest, 100, &[9; 512]), 0);
     }
     rig.hold(true);
-    // As many as there are buffers.
+    // As many requests as there are buffers.
     for slot in 0..16 {
         let request = write(&guest, slot);
         let ring = &mut rings[usize::from(slot % 2)];
@@ -40,14 +40,14 @@ fn requests_in_flight_survive_a_kill() {
     }
     rig.wait_for(18);
     let disk = rig.kill();
-    // More come while there is no device.
+    // More requests are offered while there is no device.
     for slot in 16..30 {
         let request = write(&guest, slot);
         rings[usize::from(slot % 2)].start(&guest, slot, request);
     }
     disk.take_ran();
     disk.holds.store(false, Ordering::SeqCst);
-    // One IO at a time shows the order.
+    // Executing one IO at a time shows their order.
     disk.depth.store(1, Ordering::SeqCst);
     guest.disconnect();
     let rig = Rig::on("kill", &geometry(), 2, disk);
@@ -93,7 +93,7 @@ fn the_cache_mode_survives_a_kill() {
     rig.stop();
 }
 
-/// The monitor may set the index of the next request to anything: the record has it.
+/// A restarted guest has an empty record and new ring indices.
 #[test]
 fn a_guest_that_starts_anew_repeats_nothing() {
     let rig = Rig::new("anew", &geometry(), 1);
@@ -154,12 +154,12 @@ fn a_lost_connection_ends_requests_before_the_next_one() {
 fn a_request_that_cannot_be_read_is_not_repeated() {
     type Break = fn(&Guest, &mut GuestRing);
     let cases: [Break; 2] = [
-        // A loop.
+        // A chain with a loop.
         |guest, ring| {
             let piece = Piece { at: 0, len: 16, is_writable: false };
             ring.describe(guest, 200, RawDescriptor::new(piece, Some(200)));
         },
-        // No memory for the status.
+        // A chain without memory for the status.
         |guest, ring| {
             let piece = Piece { at: 0, len: 16, is_writable: false };
             ring.describe(guest, 200, RawDescriptor::new(piece, None));

@@ -1,4 +1,4 @@
-//! Device in memory, served on threads as those of the client.
+//! Device in memory, served by threads that act like the client's shards.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use rtrs_core::time::{Duration, Instant};
 use crate::shared::Shared;
 use crate::{Bound, Queues};
 
-/// Buffers of a shard: few, so that requests wait for them.
+/// Size of a shard's buffers: so small that requests wait for them.
 const BUFFERS: usize = 2 << 20;
 
 /// IO that the device has run.
@@ -28,26 +28,26 @@ pub(super) struct Ran {
     pub(super) no_unmap: bool,
 }
 
-/// Disk, and switches of its devices.
+/// Disk, and switches for the behavior of its devices.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
     pub(super) bytes: Mutex<Vec<u8>>,
     pub(super) ran: Mutex<Vec<Ran>>,
-    /// Nothing ends while this is set.
+    /// Whether submitted IO is held.
     pub(super) holds: AtomicBool,
-    /// IO of this size fails; 0 for none.
+    /// Size of the IOs that fail; 0 for none.
     pub(super) fails: AtomicU32,
     /// Queue depth; 0 for no limit.
     pub(super) depth: AtomicU32,
-    /// Size in bytes from the next turn on; 0 for no change.
+    /// New size in bytes, adopted on the next turn; 0 for no change.
     pub(super) size: AtomicU64,
-    /// The device has no discard and no write zeroes anymore.
+    /// Whether the device no longer supports discard and write zeroes.
     pub(super) is_plain: AtomicBool,
-    /// IO cannot be canceled.
+    /// Whether cancels are ignored.
     pub(super) keeps: AtomicBool,
-    /// Number of IOs that were submitted.
+    /// Number of IOs submitted.
     pub(super) submitted: AtomicU32,
-    /// Number of calls to cancel IO.
+    /// Number of cancel calls.
     pub(super) cancels: AtomicU32,
 }
 
@@ -58,7 +58,7 @@ impl Disk {
         disk
     }
 
-    /// Number of IOs that have run.
+    /// Number of IOs executed.
     pub(super) fn count(&self) -> usize {
         self.ran.lock().unwrap().len()
     }
@@ -119,7 +119,7 @@ impl BlockDevice for Device {
         Ok(())
     }
 
-    /// The newest IO ends first.
+    /// Executes queued IO, newest first.
     fn poll(&mut self, _now: Instant) -> bool {
         let size = self.disk.size.load(Ordering::SeqCst);
         self.geometry.size = if size > 0 { size } else { self.geometry.size };
@@ -158,15 +158,15 @@ impl BlockDevice for Device {
     }
 }
 
-/// Order to a shard.
+/// Command to a shard.
 enum Order {
-    /// Turn once more.
+    /// Run one more turn.
     Look,
-    /// End as a process that is killed.
+    /// End like a process that is killed.
     Kill,
-    /// End as a process that detaches the volume.
+    /// End like a process that detaches the volume.
     Stop,
-    /// End as a process that detaches the volume and has no time left.
+    /// End like a process that detaches the volume and has no time left.
     Abort,
 }
 
@@ -227,7 +227,7 @@ impl Shard for TestShard {
     }
 }
 
-/// Device that is served at a socket.
+/// Device that is served on a socket.
 pub(super) struct Rig {
     pub(super) socket: PathBuf,
     pub(super) disk: Arc<Disk>,
@@ -236,7 +236,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// Serves a new disk on this many shards.
+    /// Serves a new disk on `shards` shards.
     pub(super) fn new(name: &str, geometry: &Geometry, shards: u16) -> Self {
         Self::on(name, geometry, shards, Disk::new(geometry))
     }
@@ -246,7 +246,7 @@ impl Rig {
         Self::of(name, geometry, disk, Shared::new("volume", shards).unwrap())
     }
 
-    /// Serves a disk with this state.
+    /// Serves a disk with the given shared state.
     pub(super) fn of(name: &str, geometry: &Geometry, disk: Arc<Disk>, shared: Shared) -> Self {
         let file = format!("rtrs-vhost-{name}-{}", std::process::id());
         let socket = std::env::temp_dir().join(file);
@@ -279,38 +279,38 @@ impl Rig {
         self.shared.has_only_kicks()
     }
 
-    /// Lets the device end IO, or holds it.
+    /// Makes the device hold IO, or releases it.
     pub(super) fn hold(&self, holds: bool) {
         self.disk.holds.store(holds, Ordering::SeqCst);
         self.look();
     }
 
-    /// Waits until this many IOs were submitted since the start.
+    /// Waits until `submitted` IOs have been submitted since the start.
     pub(super) fn wait_for(&self, submitted: u32) {
         wait_for(&self.disk.submitted, submitted);
     }
 
-    /// Turns the shards once more.
+    /// Makes each shard run one more turn.
     pub(super) fn look(&self) {
         self.shards.iter().for_each(|(orders, _)| orders.send(Order::Look));
     }
 
-    /// Ends the shards as those of a process that is killed.
+    /// Ends the shards like those of a process that is killed.
     pub(super) fn kill(self) -> Arc<Disk> {
         self.end(|| Order::Kill)
     }
 
-    /// Ends the shards as those of a process that detaches the volume.
+    /// Ends the shards like those of a process that detaches the volume.
     pub(super) fn stop(self) -> Arc<Disk> {
         self.end(|| Order::Stop)
     }
 
-    /// Ends the shards as those of a process that has no time left.
+    /// Ends the shards like those of a process that has no time left.
     pub(super) fn abort(self) -> Arc<Disk> {
         self.end(|| Order::Abort)
     }
 
-    /// Aborts a device of one shard, whose held IO ends only after that.
+    /// Aborts the device of a rig with one shard, and lets its held IO end only after the abort.
     pub(super) fn abort_held(self) -> Arc<Disk> {
         self.disk.keeps.store(true, Ordering::SeqCst);
         self.shards[0].0.send(Order::Abort);
@@ -336,7 +336,7 @@ fn wait_for(counter: &AtomicU32, count: u32) {
     }
 }
 
-/// Returns the geometry of a disk with everything.
+/// Returns the geometry of a disk that supports discard and write zeroes.
 pub(super) fn geometry() -> Geometry {
     Geometry {
         discard: true,

@@ -34,7 +34,7 @@ fn setup(guest: &Guest, driver: &GuestRing) -> RingSetup {
     }
 }
 
-/// Guest with a ring that begins at this index.
+/// Guest with a ring whose first index is `first`.
 fn ring(first: u16) -> (Guest, GuestRing, Vring) {
     let (guest, driver) = (Guest::default(), GuestRing::new(0, SIZE, first));
     driver.reset(&guest);
@@ -95,7 +95,7 @@ fn a_chain_is_read_through_its_tables() {
     };
     assert_eq!(lens(&chain.readable), [(0x10_0000, 3), (0x20_0000, 5)]);
     assert_eq!(lens(&chain.writable), [(0, 4096)]);
-    // A table after direct descriptors.
+    // An indirect table after direct descriptors.
     driver.describe(&guest, 0, RawDescriptor::new(piece(64, 1, false), Some(4)));
     driver.offer(&guest, 0);
     assert_eq!(ring.take(&mut chain), Ok(Some(0)));
@@ -236,7 +236,7 @@ fn kicks_and_calls_are_suppressed_on_request() {
     }
 }
 
-/// The process dies at every step of its work on three requests.
+/// The process dies at every step of handling three requests.
 #[test]
 fn requests_of_a_dead_process_are_repeated_once() {
     for steps in 0..=6 {
@@ -267,7 +267,7 @@ fn requests_of_a_dead_process_are_repeated_once() {
                 assert_eq!(Some(head), waiting.pop());
                 taken.push(head);
             } else {
-                // The last one taken is answered first.
+                // The request taken last is answered first.
                 let head = taken.pop().unwrap();
                 ring.answer(head, 1).unwrap();
                 answered.push(head);
@@ -293,7 +293,7 @@ fn requests_of_a_dead_process_are_repeated_once() {
     }
 }
 
-/// Neither the ring nor its requests need anything but memory of the guest.
+/// The guest's memory is all that the ring and its requests need.
 #[test]
 fn a_ring_of_any_bytes_is_read_or_refused() {
     let (guest, geometry) = (Guest::default(), Geometry::plain(1 << 20));
@@ -305,7 +305,7 @@ fn a_ring_of_any_bytes_is_read_or_refused() {
         let mut bytes = vec![0; 4096];
         prng.fill(&mut bytes);
         for descriptor in bytes.chunks_exact_mut(16) {
-            // Mostly memory of the guest, of limited length.
+            // Mostly addresses in the guest's memory, and limited lengths.
             if prng.index(40) > 0 {
                 let at = GUEST_AT + prng.index(8192) as u64 * 16;
                 descriptor[..8].copy_from_slice(&at.to_le_bytes());
@@ -328,7 +328,7 @@ fn a_ring_of_any_bytes_is_read_or_refused() {
                 Err(fault) => break Some(fault),
                 Ok(Some(head)) => match crate::request::parse(&mut chain, &geometry) {
                     Err(fault) => break Some(fault),
-                    // Some stay in flight.
+                    // Some requests stay in flight.
                     Ok(_) if prng.index(3) == 0 => {}
                     Ok(_) => {
                         ring.answer(head, 1).unwrap();

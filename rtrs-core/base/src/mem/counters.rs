@@ -1,4 +1,4 @@
-//! Counters that several processes change.
+//! Counters shared between processes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::mapping::Mapping;
 
-/// Counters in memory that each process with its descriptor can change: 32-bit words that wrap,
-/// addressed by number.
+/// Counters in memory that any process with the memory's descriptor can change: 32-bit words that
+/// wrap, addressed by number.
 ///
 /// Accesses are ordered for all processes. If one process writes a word elsewhere and then reads a
-/// counter, and another changes the counter and then reads the word, then at least one of them sees
-/// the change of the other.
+/// counter, and another process changes the counter and then reads the word, at least one of the
+/// two sees the other's change.
 pub struct SharedCounters {
     mapping: Arc<Mapping>,
     count: usize,
@@ -34,7 +34,7 @@ impl SharedCounters {
         self.word(number).load(Ordering::SeqCst)
     }
 
-    /// Adds to a counter. Returns its previous value.
+    /// Adds to a counter. Returns the counter's previous value.
     pub fn add(&self, number: usize, amount: u32) -> u32 {
         let before = self.word(number).fetch_add(amount, Ordering::SeqCst);
         fence(Ordering::SeqCst);

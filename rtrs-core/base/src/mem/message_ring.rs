@@ -60,7 +60,7 @@ pub fn create_ring(
 ///
 /// # Errors
 /// The system's error; `InvalidData` for memory that could be shortened while it is used, or that
-/// has another size.
+/// has a different size.
 pub fn open_ring(
     fd: BorrowedFd<'_>,
     counters: usize,
@@ -230,7 +230,7 @@ impl RingReader {
         self.ring.words().published() != self.tail
     }
 
-    /// Returns the position of the next message: the total length of those that were read.
+    /// Returns the position of the next message: the total length of all released messages.
     pub fn position(&self) -> u32 {
         self.tail
     }
@@ -260,14 +260,15 @@ impl RingReader {
         Ok(Some(Front { len, stamp: u32::from_ne_bytes(stamp) }))
     }
 
-    /// Copies bytes of a message, from an offset on, until `bytes` is full. Panics beyond the end
-    /// of the message.
+    /// Copies bytes of a message, starting at an offset, until `bytes` is full. Panics beyond the
+    /// end of the message.
     pub fn read(&self, front: &Front, offset: usize, bytes: &mut [u8]) {
         self.check(front, offset, bytes.len());
         self.ring.read(self.tail.wrapping_add(word(RECORD_LEN + offset)), bytes);
     }
 
-    /// Copies the bytes of a message from an offset to its end. Panics beyond its end.
+    /// Copies the bytes of a message from an offset to the end of the message. Panics if the offset
+    /// is beyond the end.
     pub fn read_from(&self, front: &Front, offset: usize) -> Vec<u8> {
         self.check(front, offset, 0);
         let len = front.len - offset;
@@ -283,7 +284,7 @@ impl RingReader {
         assert!(offset + len <= front.len, "no {len} bytes at {offset} of {front:?}");
     }
 
-    /// Frees the room of a message.
+    /// Frees the space of a message.
     #[allow(clippy::needless_pass_by_value, reason = "it is no longer the next message")]
     pub fn release(&mut self, front: Front) {
         self.tail = self.tail.wrapping_add(word(place_len(front.len)));

@@ -27,7 +27,7 @@ const CRC_PIECE: usize = 8 << 10;
 /// regions.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Numbers the next region from `id`, unless the numbers are already higher.
+/// Makes the numbers of new regions start at `id`, unless they are already higher.
 #[cfg(any(test, feature = "test-util"))]
 pub fn skip_ids_to(id: u64) {
     NEXT_ID.fetch_max(id, Ordering::Relaxed);
@@ -50,8 +50,7 @@ pub(super) trait Parts: Send + Sync {
     /// Returns contiguous memory of the same length.
     fn bounce(&self) -> &Arc<Region>;
 
-    /// Returns the memory of the first bytes of a range that is not empty: as many as are in one
-    /// part.
+    /// Returns the memory of the longest start of a nonempty range that is in one part.
     fn first_part(&self, offset: usize, len: usize) -> MemSlice;
 
     /// Calls `act` for the parts of a range, in order, with the number of bytes before each.
@@ -125,9 +124,9 @@ impl Region {
         Ok(Arc::new(region))
     }
 
-    /// Maps a part of a file that other processes map too. The offset is a multiple of the page
-    /// size. The caller trusts those who can shorten the file: an access beyond its end kills the
-    /// process.
+    /// Maps a part of a file that other processes map too. The offset must be a multiple of the
+    /// page size. The caller trusts those who can shorten the file: an access beyond its end kills
+    /// the process.
     ///
     /// # Errors
     /// See [`Region::new`].
@@ -153,7 +152,8 @@ impl Region {
         Ok(Arc::new(region))
     }
 
-    /// Whether the file of a watched region became shorter, and its memory was used since.
+    /// Whether the alarm of a watched region is set: a file was truncated, and memory beyond its
+    /// end was accessed.
     pub fn is_truncated(&self) -> bool {
         match &self.backing {
             Backing::Shared { watch: Some(watch) } => watch.alarm().is_set(),
@@ -193,9 +193,9 @@ impl Region {
         Arc::new(Self::of(base, len, 0, Backing::Foreign { _owner: Box::new(owner) }))
     }
 
-    /// Creates another handle of a region, with the same number and bytes. It keeps the region and
-    /// `owner` until its last holder is dropped, so that dropping `owner` signals the end of one of
-    /// several uses of the memory. Panics if the region is scattered.
+    /// Creates another handle of a region, with the same number and bytes. The handle keeps the
+    /// region and `owner` until the handle's last holder is dropped, so that dropping `owner`
+    /// signals the end of one of several uses of the memory. Panics if the region is scattered.
     pub fn alias(of: &Arc<Self>, owner: impl Any + Send + Sync) -> Arc<Self> {
         assert!(!of.is_scattered(), "scattered bytes have no other handle");
         let Self { base, len, stride, id, .. } = **of;
@@ -226,7 +226,7 @@ impl Region {
         Self::of_mapping(base, len, stride, Backing::Private)
     }
 
-    /// Makes a region of the result of mmap.
+    /// Makes a region from the result of mmap.
     fn of_mapping(
         base: *mut libc::c_void,
         len: usize,
@@ -266,8 +266,8 @@ impl Region {
         self.usage.as_ref().map_or(0, |usage| usage.bytes())
     }
 
-    /// Counts the region against this limit instead of the previous one. Does nothing if it counts
-    /// against none.
+    /// Counts the region against this limit instead of the previous one. Does nothing if the region
+    /// counts against none.
     pub fn count_for(&self, meter: &Arc<MemoryMeter>) {
         self.usage.iter().for_each(|usage| usage.count_for(meter));
     }
@@ -450,7 +450,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Backing::Shared { watch } = &mut self.backing {
-            // Another mapping may get the addresses.
+            // A later mapping may get the same addresses.
             *watch = None;
         }
         if let Backing::Private | Backing::Shared { .. } = self.backing {

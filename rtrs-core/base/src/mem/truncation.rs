@@ -1,11 +1,12 @@
-//! Files that become shorter while they are mapped.
+//! Protection against files that are truncated while they are mapped.
 //!
-//! An access to a page beyond the end of its file raises SIGBUS, which ends the process. Whoever
-//! shares memory with a daemon, such as the monitor of a guest, can shorten the file at any time,
-//! and must not end the volumes of others. Such regions are mapped with a [`TruncationAlarm`] and
-//! registered here. The handler of [`survive_truncations`] maps zeroes over the lost pages of a
-//! registered region and sets its alarm. SIGBUS by other memory ends the process as usual. Daemons
-//! install the handler; a library leaves the signals of its program alone.
+//! An access to a page beyond the end of its file raises SIGBUS, which ends the process. A process
+//! that shares memory with a daemon, such as the monitor of a guest, can truncate the file at any
+//! time, which must not affect other users' volumes. Such regions are mapped with a
+//! [`TruncationAlarm`] and registered here. The handler that [`survive_truncations`] installs maps
+//! zeroes over the lost pages of a registered region and sets its alarm. SIGBUS on other memory
+//! ends the process as usual. Daemons install the handler; a library leaves the signals of its
+//! program alone.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,15 +16,15 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Maximum number of registered regions of the process.
+/// Maximum number of registered regions in the process.
 const ENTRIES: usize = 16_384;
-/// Start of an entry without a region.
+/// Value of an entry's start when the entry has no region.
 const FREE: usize = 0;
-/// Start of an entry that changes; its end is 0.
+/// Value of an entry's start while the entry changes.
 const TAKEN: usize = 1;
 const PAGE: usize = 4096;
 
-/// Signal that a registered file has become shorter than its mapping.
+/// Flag and event that are set when the file of a registered region is truncated.
 #[derive(Debug)]
 pub struct TruncationAlarm {
     is_set: AtomicBool,
@@ -40,26 +41,26 @@ impl TruncationAlarm {
         Ok(Arc::new(Self { is_set: AtomicBool::new(false), event }))
     }
 
-    /// Whether memory was lost: what was read from it since may be zeroes.
+    /// Whether memory has been lost: data read since then may be zeroes.
     pub fn is_set(&self) -> bool {
         self.is_set.load(Ordering::SeqCst)
     }
 
-    /// Returns a descriptor that is readable once memory was lost.
+    /// Returns a descriptor that is readable once memory has been lost.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Sets the alarm, with calls that a signal handler may make only.
+    /// Sets the alarm, using only calls that are allowed in signal handlers.
     fn set(&self) {
         self.is_set.store(true, Ordering::SeqCst);
         let one = 1_u64.to_ne_bytes();
-        // SAFETY: the kernel reads 8 bytes of an array of 8. A full counter is readable already.
+        // SAFETY: the kernel reads 8 bytes from an array of 8. A full counter is already readable.
         unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 }
 
-/// Registered region. Only the entry's owner writes to it, and the handler reads it at any time.
+/// Entry for a registered region. Only its owner writes to it; the handler may read it at any time.
 struct Entry {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -74,7 +75,7 @@ static ENTRY_TABLE: [Entry; ENTRIES] = [const {
     }
 }; ENTRIES];
 
-/// Number of entries at the start of the table that were ever in use.
+/// Number of entries at the start of the table that have ever been in use.
 static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Registration of a region. Dropped before the memory is unmapped.
@@ -115,21 +116,22 @@ impl Drop for Watch {
     }
 }
 
-/// Region that the handler has found.
+/// Registered region that contains an address.
 struct Found {
     start: usize,
     end: usize,
     alarm: *const TruncationAlarm,
 }
 
-/// Returns the registered region of an address.
+/// Returns the registered region that contains an address.
 fn find(address: usize) -> Option<Found> {
     let used = ENTRIES_USED.load(Ordering::SeqCst);
     ENTRY_TABLE[..used].iter().find_map(|entry| {
         let start = entry.start.load(Ordering::SeqCst);
         let end = entry.end.load(Ordering::SeqCst);
         let alarm = entry.alarm.load(Ordering::SeqCst).cast_const();
-        // An entry that has changed meanwhile is not that of the access, whose region is alive.
+        // An entry that has changed meanwhile is not the one sought: the region being accessed is
+        // still registered.
         let is_same = entry.start.load(Ordering::SeqCst) == start;
         let fits = start > TAKEN && (start..end).contains(&address);
         (is_same && fits).then_some(Found { start, end, alarm })
@@ -147,15 +149,15 @@ pub fn survive_truncations() -> io::Result<()> {
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: the handler is a function of the type that SA_SIGINFO asks for, and only makes calls
-    // that are allowed in handlers. It replaces that of the standard library, which only tells
-    // overflows of stacks from other faults.
+    // that are allowed in handlers. It replaces the standard library's handler, which only
+    // distinguishes stack overflows from other faults.
     let code = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Handler of SIGBUS. Returns to the access, which succeeds now or ends the process.
+/// Handles SIGBUS, then returns to the access, which now succeeds or ends the process.
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes the information of the signal, which has an address if the code is
+    // SAFETY: the kernel passes information on the signal, which includes an address if the code is
     // that of a fault; errno belongs to the thread.
     let (code, address, errno) =
         unsafe { ((*info).si_code, (*info).si_addr() as usize, libc::__errno_location()) };
@@ -173,12 +175,12 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, _context: 
     unsafe { *errno = before };
 }
 
-/// Maps zeroes over the rest of the registered region that an address lies in: pages behind a lost
-/// one are lost too. Returns false if there is no such region.
+/// Maps zeroes over a registered region from the page of `address` to its end: pages after a lost
+/// page are lost too. Returns false if there is no such region.
 fn replace_lost(address: usize) -> bool {
     let Some(Found { start, end, alarm }) = find(address) else { return false };
     let lost = (address & !(PAGE - 1)).max(start);
-    // Pages of other sizes can be replaced as a whole only.
+    // Pages of other sizes can only be replaced as a whole.
     if !map_zeroes(lost, end) && !map_zeroes(start, end) {
         return false;
     }
@@ -191,8 +193,8 @@ fn replace_lost(address: usize) -> bool {
 fn map_zeroes(start: usize, end: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the range lies in the mapping of a region, which is memory that other processes may
-    // change at any time, and which the region unmaps as a whole.
+    // SAFETY: the range is within the mapping of a region. Other processes may change that memory
+    // at any time, and the region unmaps it as a whole.
     let mapped = unsafe {
         libc::mmap(ptr::with_exposed_provenance_mut(start), end - start, access, flags, -1, 0)
     };
@@ -210,7 +212,7 @@ mod tests {
     use crate::mem::Region;
 
     const LEN: usize = 8 * PAGE;
-    /// Set in the process that accesses memory which is not registered.
+    /// Environment variable that is set in the process that accesses unregistered memory.
     const UNREGISTERED: &str = "RTRS_TEST_UNREGISTERED";
 
     fn memory() -> OwnedFd {
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!(region.slice(0, 1).unwrap().to_vec(), [7]);
         assert!(!other.is_truncated());
         drop(region);
-        // An entry of the table is used again.
+        // The entry in the table is reused.
         let region = map(&alarms[0]);
         drop(other);
         assert_eq!(region.slice(PAGE, 1).unwrap().to_vec(), [7]);

@@ -36,9 +36,9 @@ pub(super) struct Message {
 /// Receive state.
 #[derive(Debug, Default)]
 pub(super) struct Rx {
-    /// The peer has sent a valid frame.
+    /// Whether the peer has sent a valid frame.
     pub(super) heard: bool,
-    /// The next frame may be an empty Send that is not a message.
+    /// Whether the next frame may be an empty Send that is not a message.
     pub(super) swallow_send: bool,
     /// Staged bytes are `read..write`.
     pub(super) read: usize,

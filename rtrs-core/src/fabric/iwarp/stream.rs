@@ -68,7 +68,7 @@ pub(super) struct IwarpConn {
     /// Remainder of a start-up frame to send or receive.
     start: Option<MemSlice>,
     request: Option<StartFrame>,
-    /// Initiator that has not reported `Established`.
+    /// Whether this is an initiator that has not reported `Established`.
     attempting: bool,
     rejected: Option<PrivateData>,
     reason: Option<CloseReason>,
@@ -193,7 +193,7 @@ impl IwarpConn {
         }
     }
 
-    /// Sends posted work and the reply.
+    /// Sends the reply to an accepted request, or otherwise posted work.
     pub(super) fn flush(&mut self, env: &mut Env<'_>) {
         if self.phase == Phase::Accepted {
             self.phase = Phase::Replying;
@@ -285,7 +285,7 @@ impl IwarpConn {
             }
             token::SEND => match done.op {
                 Op::SendMsg { iov, .. } => self.sent(env, iov, result),
-                // The memory of the operation is needed next.
+                // Dropped first, because the memory of the operation is needed next.
                 other => {
                     drop(other);
                     self.start_sent(env, result);
@@ -382,7 +382,8 @@ impl IwarpConn {
                 {
                     buf.copy_out(0, &mut first);
                 }
-                // This is a TLS alert (RFC 8446 section 5.1), in answer to the cleartext request.
+                // [21, 3] begins a TLS alert (RFC 8446 section 5.1), sent in answer to the
+                // cleartext request.
                 let reason = match first {
                     [21, 3] => {
                         CloseReason::Tls("the server speaks only TLS there; use tls://".into())

@@ -10,8 +10,8 @@ use super::state::CoreState;
 use crate::mem::IoVecs;
 
 impl QpMachine {
-    /// Encodes the next batch into `iov`. Returns its length; 0 if there is nothing to send. Must
-    /// not be called again before `tx_done`.
+    /// Encodes the next batch into `iov`. Returns the batch's length in bytes, 0 if there is
+    /// nothing to send. Must not be called again before `tx_done`.
     pub(super) fn tx_prepare(&mut self, iov: &mut IoVecs) -> usize {
         iov.clear();
         let Some(terms) = self.terms else { return 0 };

@@ -1,14 +1,15 @@
 //! Simulated provider: an in-memory fabric on a virtual clock, driven by one seed.
 //!
-//! The provider keeps the contract of the fabric as strictly as a real device: keys, bounds,
-//! rights, protection domains, queue limits, missing receives, flush on error, `Closed` last.
-//! Behavior that may differ between providers is an option of the world ([`WorldOptions`]): when
-//! sends complete, when binds are in force. [`LinkOptions`] and [`Fault`] describe the behavior of
-//! networks. Used only by tests, without threads, real clocks or iteration in hash order.
+//! The provider enforces the fabric's contract as strictly as a real device: keys, bounds, rights,
+//! protection domains, queue limits, missing receives, flush on error, `Closed` last. Behavior that
+//! may differ between providers is an option of the world ([`WorldOptions`]): for example when
+//! sends complete and when binds take effect. [`LinkOptions`] and [`Fault`] describe the behavior
+//! of networks. The module is used only by tests, and has no threads, real clocks or iteration in
+//! hash order.
 //!
-//! `world.rs` the public world · `net.rs` clock, queue of events, shards · `conn.rs` one connection
-//! · `arrive.rs` effects of messages on arrival · `memory.rs` keys and checks · `link.rs` ·
-//! `faults.rs`.
+//! Modules: `world.rs`, the public world; `net.rs`, the clock, the event queue and the shards;
+//! `conn.rs`, a connection; `arrive.rs`, the effects of arriving messages; `memory.rs`, keys and
+//! their checks; `link.rs`, links; `faults.rs`, faults.
 
 mod arrive;
 mod conn;
@@ -42,7 +43,7 @@ use memory::{SimPd, SimWindow};
 use net::{CoreState, Event, Net, Ticket, Timer};
 use world::Inner;
 
-/// One shard's view of a node. Dropping it ends its process: peers get a reset.
+/// One shard's view of a node. Dropping the view acts like the end of a process: peers get a reset.
 #[derive(Debug)]
 pub struct SimFabric {
     world: Rc<RefCell<Inner>>,
@@ -51,7 +52,7 @@ pub struct SimFabric {
 }
 
 impl World {
-    /// Creates another shard's view of a machine.
+    /// Creates the view of a node for a new shard.
     pub fn fabric(&self, node: NodeId) -> SimFabric {
         let net = &mut self.inner.borrow_mut().net;
         net.cores.push(CoreState { node: node.0, next_qp: 1, ..CoreState::default() });
@@ -72,8 +73,8 @@ impl SimFabric {
         inner.with(id, |conn, net| f(conn, net, side)).ok_or(FabricError::QpState)
     }
 
-    /// Puts a queue pair into error at its oldest work request; with `reset` its peer gets a reset.
-    /// Queue pairs that are unknown or not established do not change.
+    /// Moves a queue pair to the error state at its oldest work request; with `reset`, the peer
+    /// gets a reset. A queue pair that is unknown or not established does not change.
     pub fn fail(&mut self, qp: QpNum, reset: bool) {
         let _ = self.with(qp, |conn, net, side| conn.fail(net, side, reset));
     }
@@ -106,7 +107,7 @@ fn refused(what: &str, address: SocketAddr, kind: io::ErrorKind) -> FabricError 
     FabricError::system(format!("{what} {address}"), io::Error::from(kind))
 }
 
-/// Takes the ticket out of a request if it belongs to this provider.
+/// Takes the ticket out of a connection request if the request belongs to this provider.
 fn ticket(request: ConnRequest) -> Option<u64> {
     let mut ticket = request.inner.downcast::<Ticket>().ok()?;
     ticket.taken = true;
@@ -312,7 +313,7 @@ impl Fabric for SimFabric {
     fn flush(&mut self, _now: Instant) {
         let touched = std::mem::take(&mut self.world.borrow_mut().net.cores[self.core].touched);
         for qp in touched {
-            // A queue pair that has ended meanwhile has nothing left to flush.
+            // A queue pair that has already ended has nothing left to flush.
             let _ = self.with(qp, |conn, net, side| conn.flush(net, side));
         }
     }
@@ -351,7 +352,7 @@ impl Fabric for SimFabric {
 
 impl Drop for SimFabric {
     fn drop(&mut self) {
-        // The world is borrowed only if a panic is unwinding.
+        // The world can be borrowed here only while a panic unwinds.
         let Ok(mut inner) = self.world.try_borrow_mut() else { return };
         let core = self.core;
         inner.net.listeners.retain(|_, listener| *listener != core);

@@ -72,7 +72,7 @@ use crate::time::{Instant, earliest};
 /// Maximum number of connection manager events taken in one turn.
 const CM_EVENTS_MAX: usize = 256;
 
-/// Request of a peer, inside a [`ConnRequest`]. Dropping it rejects the request without private
+/// Request from a peer, inside a [`ConnRequest`]. Dropping it rejects the request without private
 /// data.
 #[derive(Debug)]
 struct VerbsRequest {
@@ -81,7 +81,7 @@ struct VerbsRequest {
     _place: HalfOpen,
 }
 
-/// Reserved place among the requests that wait for their answer.
+/// Reserved place among the requests that wait to be answered.
 #[derive(Debug)]
 struct HalfOpen(Arc<AtomicU32>);
 
@@ -105,7 +105,7 @@ impl Drop for HalfOpen {
 #[derive(Debug)]
 pub struct VerbsFabric {
     conns: QpTable<VerbsConn>,
-    /// Connections by their identifier, to look up events.
+    /// Connections by connection manager ID, to look up events.
     by_id: HashMap<IdKey, QpNum>,
     listeners: Listeners,
     devices: Devices,
@@ -218,7 +218,7 @@ impl VerbsFabric {
         Ok((qp, cq_entries))
     }
 
-    /// Returns the limits of outstanding reads over a device.
+    /// Returns the limits on outstanding reads of a device.
     fn reads(&self, pd: &VerbsPd) -> Reads {
         let device = pd.context().limits();
         let most = self.options.reads_max;
@@ -361,7 +361,8 @@ impl Fabric for VerbsFabric {
             pins_memory: true,
             bounces: true,
             binds_are_requests: true,
-            // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
+            // Windows of type 1, which user space has here, do not support remote invalidation (IBA
+            // 10.6.7.2.6).
             remote_invalidate: false,
             ..Capabilities::of("rdma")
         }
@@ -502,7 +503,7 @@ impl Fabric for VerbsFabric {
             }
             conn.dirty = false;
             match conn.stage {
-                // Receives posted now are handed over in the next stage.
+                // Receives posted now are handed over in a later stage.
                 Stage::Resolving | Stage::Looking => {}
                 Stage::Accepting => {
                     if let Err(reason) = conn.answer(&self.options) {

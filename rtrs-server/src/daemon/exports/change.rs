@@ -19,7 +19,7 @@ pub(in crate::daemon) struct Closed {
     pub(super) spec: ExportSpec,
     pub(super) export: Arc<Export>,
     pub(super) applied: Applied,
-    /// Access before the changed list.
+    /// Access before the list was changed.
     pub(super) former: Option<FormerAccess>,
     /// Kept until the export is open again or has failed.
     pub(super) reserved: Reservation,
@@ -41,7 +41,7 @@ pub(in crate::daemon) struct Applied {
     pub(in crate::daemon) warnings: Vec<String>,
 }
 
-/// Beginning of a change of settings.
+/// Result of the first step of a change of settings.
 pub(in crate::daemon) enum Begun {
     /// The settings matched already.
     Unchanged,

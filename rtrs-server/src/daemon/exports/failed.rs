@@ -13,7 +13,7 @@ use crate::export::{ExportTable, Lookup};
 use crate::settings::ExportSpec;
 use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 
-/// Time until the first further attempt; doubled after each failure.
+/// Time until the first retry; doubled after each failure.
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between attempts.
 const DELAY_MAX: Duration = Duration::from_secs(30);
@@ -51,7 +51,7 @@ impl Failed {
         self.delay = match why.holder {
             Holder::None => (self.delay * 2).min(DELAY_MAX),
             Holder::Holds => (self.delay * 2).min(HELD_DELAY_MAX),
-            // A different holder, or the same one again, is checked as often as a new holder.
+            // If the image is held again, checks are as frequent as for a new holder.
             Holder::HasLetGo => DELAY_MIN,
         };
         let wait = if why.holder == Holder::HasLetGo { STILL_FREE } else { self.delay };
@@ -144,8 +144,7 @@ impl FailedExports {
         self.all.lock().insert(failed.spec.name().to_owned(), failed);
     }
 
-    /// Whether the configuration defines an export, unless it is a failed export that a command
-    /// added.
+    /// Returns false for a failed export that a command added, otherwise true.
     pub(super) fn is_configured(&self, name: &str) -> bool {
         self.all.lock().get(name).is_none_or(|failed| failed.configured)
     }
@@ -297,7 +296,7 @@ mod tests {
         let listed = all.snapshots();
         assert_eq!((listed.len(), listed[0].state), (1, ExportState::Failed));
         assert_eq!(listed[0].reason.as_deref(), Some("missing"));
-        // The name of a file that could not be read is taken until all files have been read.
+        // The name of a file that could not be read stays taken until all files have been read.
         all.put_unread("vol0", Path::new("/d/vol0.yaml"), "dangling");
         all.put_unread("vol1", Path::new("/d/vol1.yaml"), "dangling");
         let reason = |at: usize| all.snapshots()[at].reason.clone().unwrap();

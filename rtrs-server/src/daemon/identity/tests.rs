@@ -1,4 +1,4 @@
-//! Tests of IDs from an artificial /sys and udev database, and from real files.
+//! Tests of identities derived from an artificial /sys and udev database, and from real files.
 
 use std::os::unix::fs::symlink;
 
@@ -89,7 +89,7 @@ fn a_disk_without_identifiers_is_identified_until_reboot() {
     // A model is not a serial number.
     tree.udev("1:0", "E:ID_SERIAL=QEMU_HARDDISK\n");
     assert_eq!(tree.key(1, 0), Key::weak("device", vec!["ram0".into(), "1:0".into(), "4".into()]));
-    // Without /sys only the numbers remain.
+    // Without /sys, only the device numbers remain.
     assert_eq!(tree.key(1, 1), Key::weak("device", vec!["1:1".into()]));
 }
 
@@ -142,7 +142,7 @@ fn a_recreated_file_has_another_identity() {
     assert_eq!(first.compare(id(&b)), Comparison::Different);
     fs::write(&a, "other content").unwrap();
     assert_eq!(first.compare(id(&a)), Comparison::Same);
-    // A file restored from elsewhere replaces the old file.
+    // A file restored from elsewhere replaces the original.
     fs::rename(&b, &a).unwrap();
     assert_eq!(first.compare(id(&a)), Comparison::Different);
     // The operator's setting takes precedence.

@@ -36,7 +36,7 @@ fn flags_match_the_settings() {
     }
 }
 
-/// Sockets of the volumes of a session, which record the requests for changes.
+/// Fake sockets of a session's volumes, which record the change requests.
 struct Fake {
     dir: RunDir,
     requests: Arc<Mutex<Vec<String>>>,

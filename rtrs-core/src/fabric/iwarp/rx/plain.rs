@@ -1,4 +1,4 @@
-//! Input that does not come straight from a socket: decrypted records, which are already in
+//! Input that does not come directly from a socket: decrypted records, which are already in
 //! staging.
 
 use super::super::qp::QpMachine;
@@ -6,8 +6,8 @@ use super::super::state::CoreState;
 
 impl QpMachine {
     /// Accepts `len` bytes of the stream that are in staging at `at`, after the bytes already
-    /// staged, which it moves up to close the gap left by the record framing. Before `open`, bytes
-    /// are only stored.
+    /// staged; moves these up to close the gap left by the record framing. Before `open`, bytes are
+    /// only stored.
     pub(in super::super) fn rx_plain(
         &mut self,
         core: &mut CoreState,

@@ -195,7 +195,7 @@ fn a_plain_peer_gets_no_immediates() {
 /// Memory content, and for each completion its wr_id, kind, length and immediate.
 type Left = (Vec<u8>, Vec<(u64, WcOp, u32, Option<u32>)>);
 
-/// Returns the results of a mixed stream from left to right, with the stream split as given.
+/// Returns the results of mixed operations whose stream from left to right is split at `cuts`.
 fn run_cut(cuts: &[usize], crc: bool) -> Left {
     let mut pair = Pair::new();
     pair.left.machine.terms.as_mut().unwrap().crc = crc;
