@@ -180,6 +180,16 @@ impl Proc {
         format!("{}{}", text_of(self.stdout.path()), text_of(self.stderr.path()))
     }
 
+    /// Returns the complete lines of each stream so far: the last one may still be incomplete.
+    fn whole_lines(&self) -> String {
+        let mut lines = String::new();
+        for stream in [&self.stdout, &self.stderr] {
+            let text = text_of(stream.path());
+            lines.push_str(&text[..text.rfind('\n').map_or(0, |end| end + 1)]);
+        }
+        lines
+    }
+
     /// Whether the process is running.
     pub fn is_running(&mut self) -> bool {
         self.poll().is_none()
@@ -223,9 +233,8 @@ impl Proc {
         loop {
             let ended = self.poll();
             let output = self.output();
-            // Only whole lines: the last one may be incomplete.
-            let whole = &output[..output.rfind('\n').map_or(0, |end| end + 1)];
-            let found: Vec<String> = whole
+            let found: Vec<String> = self
+                .whole_lines()
                 .lines()
                 .filter_map(&rest)
                 .map(|rest| rest.split_whitespace().next().unwrap_or("").to_owned())
@@ -373,4 +382,25 @@ fn memory_line(pid: u32, name: &str) -> u64 {
 
 fn number(text: &str) -> u64 {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is not a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Scratch;
+
+    #[test]
+    fn an_incomplete_line_of_one_stream_is_not_completed_by_the_other() {
+        let scratch = Scratch::new();
+        let go = scratch.path("go");
+        let mut command = Command::new("sh");
+        let script = "printf 'word 1'; echo other >&2; until [ -e \"$0\" ]; do sleep 0.01; done; \
+                      echo 2";
+        command.args(["-c", script]).arg(&go);
+        let mut shell = Proc::start(command);
+        let _ = shell.wait_starts("other", 1, COMMAND_TIME_MAX);
+        File::create(&go).expect("a file");
+        assert_eq!(shell.wait_starts("word ", 1, COMMAND_TIME_MAX), ["12"]);
+        let _ = shell.wait(COMMAND_TIME_MAX).ok();
+    }
 }
