@@ -47,7 +47,7 @@ pub struct AckProgress {
     pub acked: u64,
     /// Whether a user, or a peer that pings, waits for more acknowledgments.
     pub is_awaited: bool,
-    /// Whether so many bytes are unacknowledged that each write is followed by a check.
+    /// Whether the unacknowledged messages or bytes are so many that each write ends with a check.
     pub is_much: bool,
 }
 

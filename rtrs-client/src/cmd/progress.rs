@@ -36,7 +36,7 @@ pub struct TransferArgs {
 
     /// Show the progress even if stderr is not a terminal
     ///
-    /// It is then a line every 5 s. On a terminal, progress is always shown, except with -o json.
+    /// Prints a line every 5 s. On a terminal, progress is always shown, except with -o json.
     #[arg(long)]
     pub progress: bool,
 

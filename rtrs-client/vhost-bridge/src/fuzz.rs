@@ -94,6 +94,7 @@ impl RingEnds {
             alarm: Arc::clone(&self.alarm),
             record: self.area.record(0),
         };
+        // A ring that cannot start is a legal outcome; later steps then do nothing.
         self.ring = Vring::start(setup).ok();
     }
 

@@ -88,7 +88,7 @@ pub(crate) struct Shared {
     pub(crate) drain: Duration,
     /// Geometry last seen by shard 0, so that a monitor never waits for the session.
     pub(crate) geometry: Mutex<Geometry>,
-    /// Eventfd that is readable until the monitor has been told about a geometry change.
+    /// Eventfd that is readable while a notification of changed geometry is pending.
     pub(crate) changed: OwnedFd,
     /// Whether the driver has enabled the cache (write-back mode).
     has_cache: AtomicBool,

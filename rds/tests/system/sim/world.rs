@@ -374,7 +374,7 @@ impl World {
             host.rests_until = self.now + self.prng.duration(Duration::ZERO..=self.plan.pause * 8);
         }
         let mut seen = self.lives.clone();
-        // Of two connections to a node, the older one determines which run its messages may reach.
+        // If a node has two connections, the older determines which run its messages may reach.
         for (peer, life) in self.net.peers(index) {
             seen[peer] = seen[peer].min(life);
         }

@@ -129,7 +129,7 @@ fn an_id_is_not_pinned_alongside_a_path_that_did_not_report_it() {
         assert_ne!(fixture.client.states()[1], PathState::Connected, "two disks");
         assert_eq!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned);
         fixture.read(0, 0, 4096);
-        // It was the same server after all, so the older path ends too.
+        // Both paths led to the same server, so the older one ends too.
         fixture.server.end_path(fixture.now(), 0);
         fixture.until("the paths", 10 * SEC, Fixture::is_whole);
         assert_ne!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned);

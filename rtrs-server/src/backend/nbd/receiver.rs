@@ -71,7 +71,7 @@ impl Receiver {
     /// Moves unprocessed data to the start of the buffer and returns the rest of the buffer.
     fn room(&mut self) -> MemSlice {
         let (start, end) = self.filled;
-        // What remains is at most part of a head.
+        // The remaining bytes are at most part of a head.
         if start > 0 {
             let mut part = [0; HEAD];
             let part = &mut part[..end - start];

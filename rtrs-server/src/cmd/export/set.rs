@@ -33,9 +33,9 @@ pub struct SetArgs {
 
     /// Write the export with all its options to exports-dir too, so that they outlast a restart
     ///
-    /// It is written to the file that already names it, or else to NAME.yaml. Refused before
-    /// anything changes if the file cannot be written, or if the configuration file or a flag names
-    /// the export.
+    /// Writes the file that already names the export, or else NAME.yaml. Refused before anything
+    /// changes if the file cannot be written, or if the configuration file or a flag names the
+    /// export.
     #[arg(long)]
     pub save: bool,
 
