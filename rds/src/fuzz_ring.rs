@@ -1,23 +1,31 @@
-//! Body of the fuzz target `rds_ring`: nothing that a program writes to its ring breaks the node.
+//! Body of the fuzz target `rds_ring`: nothing that a program writes to its rings breaks the node.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use rtrs_base::mem::Written;
+use rtrs_base::mem::{Written, is_older_token};
 use rustix::io::pwrite;
 
-use crate::channel::{Flow, NodeFlow, Packet, PacketKind, RING_MESSAGE_MAX};
+use crate::channel::{
+    Flow, LONG_LEN, NodeFlow, PACKET_LEN, Packet, PacketKind, RING_LEN, RING_MESSAGE_MAX,
+};
 
 /// Length of the part of the memory that may be overwritten: counters, words and the first
 /// messages.
 const SPOILED_LEN: u64 = 2048;
+/// Offset of the ring for messages to the program.
+const SECOND_AT: u64 = 640 + RING_LEN as u64;
 
-/// The program and the node at the ends of a ring.
+/// The program and the node at the ends of their rings.
 struct Ends {
     node: NodeFlow,
     program: Flow,
     /// Lengths of the messages that the program has sent and the node has not read.
     sent: VecDeque<usize>,
+    /// Lengths of the messages that the node has delivered.
+    delivered: VecDeque<usize>,
+    /// Tokens in the connection.
+    tokens: VecDeque<u32>,
     is_spoiled: bool,
 }
 
@@ -25,7 +33,8 @@ impl Ends {
     fn new() -> Self {
         let node = NodeFlow::create().expect("memory");
         let program = Flow::open(node.fd()).expect("memory");
-        Self { node, program, sent: VecDeque::new(), is_spoiled: false }
+        let (sent, delivered, tokens) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { node, program, sent, delivered, tokens, is_spoiled: false }
     }
 
     fn send(&mut self, len: usize) {
@@ -40,9 +49,68 @@ impl Ends {
         self.sent.push_back(len);
     }
 
-    fn spoil(&mut self, at: u16, bytes: &[u8]) {
-        pwrite(self.node.fd(), bytes, u64::from(at) % SPOILED_LEN)
-            .expect("the memory can be written");
+    fn deliver(&mut self, len: usize) {
+        let packet = Packet { len: len as u32, ..Packet::new(PacketKind::Data) };
+        let is_written = self.node.outgoing.write(&packet.encode(), &vec![len as u8; len]);
+        if is_written {
+            self.delivered.push_back(len);
+        }
+        // As the node does.
+        self.ensure_token();
+        self.node.outgoing.publish();
+        self.ensure_token();
+        if !is_written {
+            let waits = self.node.outgoing.want_room(len);
+            assert!(waits || self.is_spoiled, "the ring has no room, and nothing to take");
+        }
+        let trimmed = self.node.trim();
+        assert!(trimmed.is_ok(), "{trimmed:?}");
+    }
+
+    fn ensure_token(&mut self) {
+        let ring = &mut self.node.outgoing;
+        if ring.needs_token()
+            && let Some(number) = ring.next_token()
+        {
+            self.tokens.push_back(number);
+            ring.token_sent();
+        }
+    }
+
+    fn take(&mut self) {
+        let ring = &self.program.incoming;
+        let taken = ring.take(false, |delivery| {
+            let mut bytes = vec![0; delivery.len()];
+            assert_eq!(delivery.read(0, &mut bytes), bytes.len());
+            bytes
+        });
+        let Ok(taken) = taken else {
+            assert!(self.is_spoiled, "the ring is not malformed");
+            return;
+        };
+        if let Some((bytes, _)) = &taken {
+            assert!(bytes.len() <= RING_LEN + LONG_LEN);
+        }
+        // As programs do.
+        let number = ring.newest_token();
+        let is_last = taken.as_ref().is_some_and(|(_, taken)| taken.is_last);
+        if is_last && ring.claim_tokens(number) {
+            while self.tokens.pop_front_if(|token| !is_older_token(number, *token)).is_some() {}
+        }
+        if !self.is_spoiled {
+            let len = taken.map(|(bytes, _)| {
+                let payload = &bytes[PACKET_LEN..];
+                assert!(payload.iter().all(|byte| *byte == payload.len() as u8));
+                payload.len()
+            });
+            assert_eq!(len, self.delivered.pop_front());
+            assert_eq!(ring.is_empty(), self.delivered.is_empty());
+            assert_eq!(self.tokens.is_empty(), self.delivered.is_empty());
+        }
+    }
+
+    fn spoil(&mut self, at: u64, bytes: &[u8]) {
+        pwrite(self.node.fd(), bytes, at).expect("the memory can be written");
         self.is_spoiled = self.is_spoiled || !bytes.is_empty();
     }
 
@@ -87,15 +155,25 @@ pub fn fuzz_ring(mut data: &[u8]) {
     while let Some((&[step, a, b, c, d], rest)) = data.split_first_chunk() {
         let (number, len) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
         data = rest;
-        match step % 4 {
+        match step % 8 {
             0 => ends.send(usize::from(number)),
             1 => {
                 let (bytes, rest) = data.split_at(data.len().min(len.into()));
-                ends.spoil(number, bytes);
+                ends.spoil(u64::from(number) % SPOILED_LEN, bytes);
                 data = rest;
             }
             // A head index near the messages, which random bytes rarely produce.
             2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
+            // Four times, so that some are long.
+            3 => ends.deliver(4 * usize::from(number)),
+            4 => ends.take(),
+            5 => {
+                let (bytes, rest) = data.split_at(data.len().min(len.into()));
+                ends.spoil(SECOND_AT + u64::from(number) % SPOILED_LEN, bytes);
+                data = rest;
+            }
+            // A tail near the messages.
+            6 => ends.spoil(SECOND_AT + 128, &(u64::from(len) * 8).to_ne_bytes()),
             _ => {
                 if !ends.read() {
                     return;
@@ -131,12 +209,18 @@ mod tests {
     }
 
     fn any_step() -> impl Strategy<Value = Vec<u8>> {
-        let offset =
-            prop_oneof![120..140_u16, 250..270_u16, 380..400_u16, 636..800_u16, any::<u16>()];
+        let offset = prop_oneof![
+            0..24_u16,
+            120..148_u16,
+            250..270_u16,
+            380..400_u16,
+            636..800_u16,
+            any::<u16>()
+        ];
         let bytes = proptest::collection::vec(any::<u8>(), 0..12);
-        (0..4_u8, offset, bytes).prop_map(|(step, number, bytes)| {
+        (0..8_u8, offset, bytes).prop_map(|(step, number, bytes)| {
             let len = (bytes.len() as u16).to_le_bytes();
-            let bytes = if step == 1 { bytes } else { Vec::new() };
+            let bytes = if step == 1 || step == 5 { bytes } else { Vec::new() };
             [&[step], &number.to_le_bytes()[..], &len, &bytes].concat()
         })
     }

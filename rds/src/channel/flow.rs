@@ -1,5 +1,5 @@
 //! Payload that users of a socket have sent and taken, in counters that they share with the node,
-//! and the ring for their messages in the same memory.
+//! and the rings for messages in the same memory.
 //!
 //! The buffers of a socket hold payload only, as in the kernel, and they include the connection
 //! between user and node. So users compare the payload that they have sent with the payload that
@@ -14,10 +14,13 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rtrs_base::mem::{RingWriter, SharedCounters, WakeToken, Written, create_ring, open_ring};
+use rtrs_base::mem::{
+    DeliveryReader, DeliveryWriter, OtherEnds, OwnEnds, RingSizes, RingWriter, SharedCounters,
+    WakeToken, Written, create_ring, open_ring,
+};
 
 use super::packet::Packet;
-use super::ring::{NodeRing, RING_LEN, put};
+use super::ring::{LONG_LEN, NodeRing, RING_LEN, put};
 
 /// Payload that users have sent.
 const SENT: usize = 0;
@@ -25,23 +28,25 @@ const SENT: usize = 0;
 const BY_SOCKET: usize = 1;
 /// Payload that users have received. In another cache line, since the node reads it in each turn.
 const TAKEN: usize = 16;
-const COUNT: usize = 17;
+const SIZES: RingSizes = RingSizes { counters: 17, ring: RING_LEN, long: LONG_LEN };
 
-/// Counters and ring of a socket, for its users.
+/// Counters and rings of a socket, for its users.
 #[derive(Debug)]
 pub struct Flow {
     counters: SharedCounters,
     ring: RingWriter,
+    /// Ring with messages for the users.
+    pub(crate) incoming: DeliveryReader,
 }
 
 impl Flow {
-    /// Opens the counters and the ring of a socket.
+    /// Opens the counters and the rings of a socket.
     ///
     /// # Errors
     /// The system's error; `InvalidData` if the memory is not that of a socket.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let (counters, ring) = open_ring(fd, COUNT, RING_LEN)?;
-        Ok(Self { counters, ring })
+        let OtherEnds { counters, outgoing, incoming } = open_ring(fd, SIZES)?;
+        Ok(Self { counters, ring: outgoing, incoming })
     }
 
     /// Adds a message to the ring.
@@ -97,12 +102,14 @@ fn distance(from: u32, to: u32) -> usize {
     usize::try_from(to.wrapping_sub(from).cast_signed()).unwrap_or(0)
 }
 
-/// Counters and ring of a socket, for the node, and what the node has read and passed on. Totals
+/// Counters and rings of a socket, for the node, and what the node has read and passed on. Totals
 /// wrap.
 #[derive(Debug)]
 pub(crate) struct NodeFlow {
     counters: SharedCounters,
     pub(crate) ring: NodeRing,
+    /// Ring with messages for users.
+    pub(crate) outgoing: DeliveryWriter,
     fd: OwnedFd,
     /// Payload read from users.
     received: u32,
@@ -115,19 +122,28 @@ pub(crate) struct NodeFlow {
 }
 
 impl NodeFlow {
-    /// Creates the counters and the ring of a socket.
+    /// Creates the counters and the rings of a socket.
     ///
     /// # Errors
     /// The system's error.
     pub(crate) fn create() -> io::Result<Self> {
-        let (counters, ring, fd) = create_ring("rds-flow", COUNT, RING_LEN)?;
-        let ring = NodeRing::new(ring);
-        Ok(Self { counters, ring, fd, received: 0, passed: 0, taken: 0, uncounted: 0 })
+        let OwnEnds { counters, incoming, outgoing, fd } = create_ring("rds-flow", SIZES)?;
+        let ring = NodeRing::new(incoming);
+        let (received, passed, taken, uncounted) = (0, 0, 0, 0);
+        Ok(Self { counters, ring, outgoing, fd, received, passed, taken, uncounted })
     }
 
     /// Returns the descriptor for users.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Gives memory of long messages back to the system. Returns whether to call again.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn trim(&mut self) -> io::Result<bool> {
+        self.outgoing.trim(self.fd.as_fd())
     }
 
     /// Records a message read from a user.

@@ -5,8 +5,8 @@
 //! are `Packet`s followed by their payload; the rest of a payload above `INLINE_MAX` is in a memfd.
 //! A request with an answer uses a separate connection. State that users check before they send is
 //! in shared memory, the [`Board`]; the amounts that they have sent and taken are in counters that
-//! they share with the node, the [`Flow`]. Short messages to the node pass through a ring in the
-//! same memory (`ring`).
+//! they share with the node, the [`Flow`]. Short messages to the node, and all messages to users,
+//! pass through rings in the same memory (`ring`).
 
 mod big;
 mod board;
@@ -30,6 +30,8 @@ pub use info::{
     counters_of, messages_of, sockets_of, tcp_of,
 };
 pub(crate) use packet::{PACKET_LEN, Packet, PacketKind, PacketTimes, mapped};
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) use ring::{LONG_LEN, RING_LEN};
 pub(crate) use ring::{Next, NodeRing, RING_MESSAGE_MAX};
 pub(crate) use tally::TallyReader;
 pub use tally::{Refusal, Tally};

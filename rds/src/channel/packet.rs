@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 48;
 /// Changes whenever the format of packets or of the board changes.
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
@@ -52,6 +52,11 @@ kinds! {
     Taken = 9,
     /// User, on a socket: messages are in its ring.
     Wake = 10,
+    /// Node: messages are in the ring for users. `value` is the number of this token. Users take it
+    /// when they have taken the last message. User, on a control connection: the slot `extra` with
+    /// the serial number `len` needs another one, because a user has taken one beside messages. Has
+    /// no answer.
+    Token = 11,
     /// User: return the board; this connection is not a socket. The answer is
     /// [`Bound`](Self::Bound), without counters.
     Attach = 16,

@@ -1,4 +1,4 @@
-//! Ring through which users pass messages to their node, beside the unix socket.
+//! Rings through which users and their node pass messages, beside the unix socket.
 //!
 //! Each message through a unix socket costs a system call and a copy on each side. The ring is
 //! memory that the users of a socket share with the node, so a message costs one copy on each side,
@@ -31,6 +31,18 @@
 //! message stays until it is acknowledged. A user that corrupts the ring loses its socket. Wrong
 //! positions, numbers and sleep states only reorder or delay the messages of this socket.
 //!
+//! **To users.** The node puts all messages and notifications into a second ring
+//! (`rtrs_base::mem::DeliveryWriter`), from which each user takes the next one without a lock.
+//! Payloads above [`RING_MESSAGE_MAX`] are in an area beside it. Programs poll the socket, so the
+//! node keeps a packet in it while the ring has messages ([`PacketKind::Token`]). The user that
+//! takes the last message takes this token too (`rds/src/socket/incoming.rs`), so the socket is
+//! readable exactly while messages wait. A user that is killed between the two leaves a token
+//! without messages, which the next call takes. A user that is killed after it has taken a token
+//! that was not meant for it can leave messages without a token: the node looks for them once a
+//! second. A user that is killed in a wait keeps the right to wait with a receive: from then on all
+//! waits of this socket poll, which costs a request for the time limit in each, and that signals
+//! end them.
+//!
 //! **A killed node** cannot announce its end. Users of its sockets notice when they wake it, when
 //! the ring or the send buffer is full, and when they receive.
 
@@ -42,8 +54,10 @@ use super::packet::{PACKET_LEN, Packet, PacketKind};
 
 /// Length of a ring. It exceeds the default send buffer, so messages of usual lengths fit whenever
 /// the send buffer has room for them.
-pub(super) const RING_LEN: usize = 256 << 10;
-/// Maximum length of a payload in the ring.
+pub(crate) const RING_LEN: usize = 256 << 10;
+/// Length of the room for longer payloads to users: two of the longest.
+pub(crate) const LONG_LEN: usize = 2 << 20;
+/// Maximum length of a payload in a ring.
 pub(crate) const RING_MESSAGE_MAX: usize = 64 << 10;
 
 /// Adds a message to a ring. `stamp` returns the number of messages that users have begun to send

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rtrs_base::mem::{Front, Malformed};
 use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
@@ -16,7 +16,7 @@ use rustix::net::{
 
 use crate::channel::{
     FDS_MAX, INLINE_FIRST, INLINE_MAX, Next, NodeFlow, NodeRing, PACKET_LEN, Packet, PacketKind,
-    PacketTimes, SocketView, put_rest, take_rest,
+    PacketTimes, SocketView, take_rest,
 };
 use crate::proto::{Received, SocketId, UserId};
 use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
@@ -135,11 +135,14 @@ impl Client {
     }
 
     /// Reads the next packet of the user: from its ring, or from the connection, whichever is
-    /// earlier. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
-    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Input {
+    /// earlier. Without `all`, packets on the connection that a poll in progress reports may be
+    /// left. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    pub(super) fn read(&mut self, buffer: &mut [u8], all: bool) -> Input {
+        let is_reported = self.reading.is_some() && !all;
         let Some(ring) = self.ring_in_use() else { return self.read_connection(buffer) };
         match ring.next() {
             Ok(Next::Message(front)) => return take(ring, front),
+            Ok(Next::Socket) if is_reported && !ring.has_input() => return Input::Nothing,
             Ok(Next::Socket) => {}
             Err(error) => return broken(&error),
         }
@@ -201,44 +204,67 @@ impl Client {
     /// # Errors
     /// The system's error; `WouldBlock` if there is no room.
     pub(super) fn write(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.send(packet, &[], fds)
+        send(&self.fd, packet, fds)
     }
 
-    /// Sends a message to the user, if there is room now. `time` is in nanoseconds since 1970.
+    /// Sends another token if messages are in the ring.
     ///
     /// # Errors
-    /// See [`Client::write`].
-    pub(super) fn deliver(&self, received: &Received, time: u64) -> io::Result<()> {
-        let payload = &received.payload;
-        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let (port, address) = (received.port, received.from);
-        let ArrivalTimes { header, payload: begun, end } = received.times;
-        let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
-        let times = PacketTimes {
-            header: nanos(begun.since(header)),
-            payload: nanos(end.since(begun)),
-            queued: end.as_nanos(),
-        };
-        let packet = Packet::with_wide(PacketKind::Data, time);
-        let packet = Packet { port, len, address, times, ..packet };
-        if payload.len() <= INLINE_MAX {
-            return self.send(&packet, payload, &[]);
+    /// See [`Client::send_token`].
+    pub(super) fn renew_token(&mut self) -> io::Result<()> {
+        match self.bound.as_ref().is_some_and(|bound| !bound.flow.outgoing.is_empty()) {
+            true => self.send_token(),
+            false => Ok(()),
         }
-        let rest = put_rest(&[IoSlice::new(payload)])?;
-        self.send(&packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
     }
 
-    fn send(&self, packet: &Packet, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let head = packet.encode();
-        let parts = [IoSlice::new(&head), IoSlice::new(body)];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
+    /// Makes the connection readable, for messages in the ring.
+    ///
+    /// # Errors
+    /// The system's error, except when the user has disconnected, which the following read notices.
+    pub(super) fn send_token(&mut self) -> io::Result<()> {
+        let Some(bound) = &mut self.bound else { return Ok(()) };
+        let ring = &mut bound.flow.outgoing;
+        let Some(value) = ring.next_token() else { return Ok(()) };
+        let packet = Packet { value, ..Packet::new(PacketKind::Token) };
+        match send(&self.fd, &packet, &[]) {
+            Ok(()) => ring.token_sent(),
+            Err(error) => {
+                use io::ErrorKind::{BrokenPipe, ConnectionReset, WouldBlock};
+                // A connection without room is readable.
+                if ![BrokenPipe, ConnectionReset, WouldBlock].contains(&error.kind()) {
+                    return Err(error);
+                }
+            }
         }
-        sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+fn send(fd: &Fd, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let head = packet.encode();
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(fd, &[IoSlice::new(&head)], &mut control, flags)?;
+    Ok(())
+}
+
+/// Returns the head of a message for a user. `time` is in nanoseconds since 1970.
+pub(super) fn data_packet(received: &Received, time: u64) -> Packet {
+    let len = u32::try_from(received.payload.len()).unwrap_or(u32::MAX);
+    let (port, address) = (received.port, received.from);
+    let ArrivalTimes { header, payload: begun, end } = received.times;
+    let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
+    let times = PacketTimes {
+        header: nanos(begun.since(header)),
+        payload: nanos(end.since(begun)),
+        queued: end.as_nanos(),
+    };
+    Packet { port, len, address, times, ..Packet::with_wide(PacketKind::Data, time) }
 }
 
 /// Takes a message from a ring.
@@ -297,6 +323,7 @@ fn whole(len: usize, inline: &[u8], rest: Option<OwnedFd>) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channel::put_rest;
 
     #[test]
     fn payload_lengths_match_their_headers() {

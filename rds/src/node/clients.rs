@@ -1,6 +1,7 @@
 //! All users of a node: the sockets of this and other processes, and the connections for requests.
 
 mod buffers;
+mod delivery;
 mod requests;
 mod rings;
 
@@ -16,11 +17,11 @@ use rtrs_base::time::{Duration, Instant, earliest};
 use super::answers::Answers;
 use super::client::{Asker, Bound, Client, ClientId, Input};
 use super::controls::Controls;
-use super::shortage::{Reserve, Starved};
+use super::shortage::{PAUSE, Reserve, Starved};
 use super::unbound::UnboundClients;
 use super::untaken::Untaken;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
-use crate::proto::{Event, Node, Outgoing, Pending, Refused, SocketId};
+use crate::proto::{Event, Node, Outgoing, Refused, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on to one user, per turn.
 const PACKETS_MAX: usize = 128;
@@ -30,8 +31,6 @@ const PACKETS_MAX: usize = 128;
 const PACKETS_ALL: usize = 8192;
 /// Maximum time for which the messages of a disconnected user wait for room.
 const LINGER: Duration = Duration::from_secs(5);
-/// Pause after an accept or a delivery failed for lack of descriptors or memory.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Purpose of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +186,7 @@ impl Clients {
         for id in self.starved.take_due(now) {
             self.deliver(now, node, id);
         }
-        self.check_congested(now, node);
+        self.check_untaken(now, node);
         while let Some((at, id)) = self.lingering.first().copied().filter(|(at, _)| *at <= now) {
             self.lingering.remove(&(at, id));
             self.end(node, id);
@@ -351,7 +350,7 @@ impl Clients {
                     break;
                 }
             }
-            match client.read(&mut buffer) {
+            match client.read(&mut buffer, all) {
                 Input::Nothing => break,
                 Input::End => self.end(node, id),
                 Input::Packet(packet, body, fds) => {
@@ -424,13 +423,20 @@ impl Clients {
             }
             // There is room now; otherwise the packet would not have been read.
             (PacketKind::Full, Some(_), _) | (PacketKind::Wake, Some(_), _) => {}
-            // Sent on the socket itself because the process closed its control connection. Taken
-            // messages are settled after each read.
-            (PacketKind::Taken, Some(_), None) => {}
-            (PacketKind::Taken, None, None) => {
-                // The socket may have been closed.
-                if let Ok(socket) = self.meant(id, &packet) {
-                    self.settle(node, socket);
+            (PacketKind::Taken | PacketKind::Token, _, None) => {
+                // Without a control connection, users report on the socket itself. The socket named
+                // on another connection may have been closed.
+                let named = if socket.is_some() { Ok(id) } else { self.meant(id, &packet) };
+                match named {
+                    Ok(named) if packet.kind == PacketKind::Token => {
+                        let sent = self.clients.get_mut(&named).map(Client::renew_token);
+                        self.starved.retry_token(now, named, sent.unwrap_or(Ok(())));
+                    }
+                    Ok(named) => {
+                        self.settle(node, named);
+                        self.deliver(now, node, named);
+                    }
+                    Err(_) => {}
                 }
             }
             (PacketKind::Bind, None, None) if !client.is_passed => {
@@ -448,80 +454,6 @@ impl Clients {
             _ => self.end(node, id),
         }
     }
-
-    /// Passes the messages that wait for a user on to it until its connection is full.
-    fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let Some(bound) = &client.bound else { return };
-        if client.writing.is_some() {
-            return;
-        }
-        let socket = bound.id;
-        let mut left = PACKETS_MAX;
-        let blocked = loop {
-            let Some(pending) = node.ports_mut().pending(socket) else { break false };
-            match pass_on(client, node, socket, pending) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
-                Err(error) => {
-                    let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-                    // If the user has disconnected, the next read notices.
-                    if !gone.contains(&error.kind()) {
-                        self.starved.add(id, now + PAUSE);
-                        if let Some(left_out) = self.starved.log(now) {
-                            let port = socket.port;
-                            tracing::warn!(
-                                port, %error, left_out,
-                                "cannot pass on a message; trying again shortly"
-                            );
-                        }
-                    }
-                    break false;
-                }
-            }
-            left -= 1;
-            if left == 0 {
-                break true;
-            }
-        };
-        if blocked {
-            // Completes at once if only the limit of the turn was reached.
-            let op = Op::writable(client.fd.clone());
-            client.writing = Some(self.port.submit(op, Task::Write(id).token()));
-        }
-        if self.settle(node, id) {
-            self.untaken.add(id);
-        }
-    }
-}
-
-/// Passes the next input of a socket on to its user, if there is room.
-fn pass_on(
-    client: &mut Client,
-    node: &mut Node,
-    socket: SocketId,
-    pending: Pending,
-) -> io::Result<()> {
-    match pending {
-        Pending::Updates(groups) => {
-            client.write(&Packet::update(groups), &[])?;
-            node.ports_mut().take_updates(socket);
-        }
-        Pending::Completion(value) => {
-            client.write(&Packet { value, ..Packet::new(PacketKind::Completed) }, &[])?;
-            node.ports_mut().take_completion(socket);
-        }
-        Pending::Message => {
-            if let Some(received) = node.ports().peek(socket) {
-                client.deliver(received, wall_clock())?;
-                let passed = node.pass(socket);
-                if let (Some(bound), Some(passed)) = (&mut client.bound, passed) {
-                    bound.flow.passed(passed.payload.len());
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Returns the wall-clock time in nanoseconds since 1970.

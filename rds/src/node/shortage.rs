@@ -7,9 +7,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rtrs_base::log_limit::LogLimit;
-use rtrs_base::time::Instant;
+use rtrs_base::time::{Duration, Instant};
 
 use super::client::ClientId;
+
+/// Pause after an accept, or a token to a user, that failed for lack of descriptors or memory.
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// A descriptor reserved for refusing a user when no more are available.
 #[derive(Debug)]
@@ -68,7 +71,7 @@ fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").ok().map(OwnedFd::from)
 }
 
-/// Users whose messages could not be passed on.
+/// Users whose messages have no token, because it could not be sent.
 #[derive(Debug, Default)]
 pub(super) struct Starved {
     clients: BTreeSet<ClientId>,
@@ -77,15 +80,14 @@ pub(super) struct Starved {
 }
 
 impl Starved {
-    /// Adds a user. The next attempt for all is at `at`, unless one is planned already.
-    pub(super) fn add(&mut self, id: ClientId, at: Instant) {
+    /// Plans another attempt for a user if a token could not be sent.
+    pub(super) fn retry_token(&mut self, now: Instant, id: ClientId, sent: io::Result<()>) {
+        let Err(error) = sent else { return };
         self.clients.insert(id);
-        self.retry_at.get_or_insert(at);
-    }
-
-    /// Whether to log a failure, and how many lines were left out before.
-    pub(super) fn log(&mut self, now: Instant) -> Option<u64> {
-        self.log.admit(now)
+        self.retry_at.get_or_insert(now + PAUSE);
+        if let Some(left_out) = self.log.admit(now) {
+            tracing::warn!(%error, left_out, "cannot wake a user; trying again shortly");
+        }
     }
 
     pub(super) fn remove(&mut self, id: ClientId) {

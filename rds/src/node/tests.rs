@@ -59,11 +59,17 @@ fn wait_for_event(fd: &OwnedFd, event: PollFlags) {
 /// Waits for a packet; `None` if the node has closed the connection.
 fn get(fd: &OwnedFd) -> Option<(Packet, Vec<OwnedFd>)> {
     wait_for_event(fd, PollFlags::IN);
+    get_now(fd)
+}
+
+/// Returns the next packet; `None` if there is none, or if the node has closed the connection.
+fn get_now(fd: &OwnedFd) -> Option<(Packet, Vec<OwnedFd>)> {
     let (mut head, mut body) = ([0; PACKET_LEN], [0; 100]);
     let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut body)];
     match receive_passed(fd, &mut parts) {
         Ok((0, _)) => None,
         Ok((_, fds)) => Some((Packet::decode(&head).unwrap(), fds)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
         Err(error) => panic!("{error}"),
     }
 }
@@ -251,5 +257,29 @@ fn a_socket_without_its_control_connection_reports_what_it_has_taken() {
     let port = node.report().unwrap().sockets[0].port;
     let head = Packet { port, len: 5, address: ADDRESS, ..Packet::new(PacketKind::Send) };
     put(&socket, &head, b"whole", &[]);
-    assert_eq!(get(&socket).map(|(data, _)| (data.kind, data.len)), Some((PacketKind::Data, 5)));
+    // The message itself is in the ring.
+    assert_eq!(get(&socket).map(|(packet, _)| packet.kind), Some(PacketKind::Token));
+}
+
+/// Each request makes the node send a token while messages wait.
+#[test]
+fn a_user_that_asks_for_tokens_without_end_fills_only_its_own_connection() {
+    let node = start();
+    let User { socket, bound, control } = user(&node);
+    let port = node.report().unwrap().sockets[0].port;
+    let head = Packet { port, len: 5, address: ADDRESS, ..Packet::new(PacketKind::Send) };
+    put(&socket, &head, b"whole", &[]);
+    wait_for_event(&socket, PollFlags::IN);
+    let Packet { len, extra, .. } = bound;
+    for _ in 0..3000 {
+        put(&control, &Packet { len, extra, ..Packet::new(PacketKind::Token) }, &[], &[]);
+    }
+    works(&node);
+    let tokens = std::iter::from_fn(|| {
+        let (packet, _) = get_now(&socket)?;
+        assert_eq!(packet.kind, PacketKind::Token);
+        Some(packet.value)
+    });
+    let tokens: Vec<u32> = tokens.collect();
+    assert!(tokens.len() > 1 && tokens.is_sorted(), "{tokens:?}");
 }

@@ -6,17 +6,30 @@ use rtrs_base::time::{Duration, Instant};
 
 use super::client::ClientId;
 
-/// Interval at which the node checks whether the connections of congested sockets are empty. Users
-/// report the messages that they take, unless they are killed before counting them.
+/// Interval at which the node checks what users have taken. Users report the messages that they
+/// take, unless they are killed first.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// Users that have not taken everything that was passed on to them.
 #[derive(Debug, Default)]
 pub(super) struct Untaken {
     pub(super) clients: BTreeSet<ClientId>,
-    /// Users whose ports are congested; the next check finds out what they have taken.
+    /// Users whose ports are congested.
     pub(super) congested: BTreeSet<ClientId>,
+    /// Users whose rings need room first.
+    waiting: BTreeSet<ClientId>,
+    /// Users whose rings had messages since the last check.
+    unread: BTreeSet<ClientId>,
     check_at: Option<Instant>,
+}
+
+/// Users to check.
+#[derive(Debug)]
+pub(super) struct Due {
+    /// Users of congested ports or full rings.
+    pub(super) waiting: BTreeSet<ClientId>,
+    /// Users whose rings had messages.
+    pub(super) unread: BTreeSet<ClientId>,
 }
 
 impl Untaken {
@@ -25,24 +38,38 @@ impl Untaken {
     }
 
     pub(super) fn remove(&mut self, id: ClientId) {
-        self.clients.remove(&id);
-        self.congested.remove(&id);
+        for set in [&mut self.clients, &mut self.congested, &mut self.waiting, &mut self.unread] {
+            set.remove(&id);
+        }
     }
 
-    /// Plans the next check of congested ports.
+    /// Records whether messages wait for room in the ring of a user.
+    pub(super) fn set_waiting(&mut self, id: ClientId, waits: bool) {
+        if waits {
+            self.waiting.insert(id);
+        } else {
+            self.waiting.remove(&id);
+        }
+    }
+
+    /// Records that the ring of a user has messages.
+    pub(super) fn add_unread(&mut self, id: ClientId) {
+        self.unread.insert(id);
+    }
+
+    /// Plans the next check.
     pub(super) fn plan_check(&mut self, now: Instant) {
-        if self.check_at.is_none() && !self.congested.is_empty() {
+        let sets = [&self.congested, &self.waiting, &self.unread];
+        if self.check_at.is_none() && sets.iter().any(|set| !set.is_empty()) {
             self.check_at = Some(now + CHECK);
         }
     }
 
-    /// Returns the users to check, if the check is due.
-    pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<ClientId> {
-        if self.check_at.is_none_or(|at| at > now) {
-            return BTreeSet::new();
-        }
-        self.check_at = None;
-        self.congested.clone()
+    /// Returns the users to check, once it is time.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Due> {
+        self.check_at.take_if(|at| *at <= now)?;
+        let waiting = self.congested.union(&self.waiting).copied().collect();
+        Some(Due { waiting, unread: std::mem::take(&mut self.unread) })
     }
 
     /// Returns the time of the next check.

@@ -258,6 +258,16 @@ impl Binding {
         Ok(Self { access, slot, flow, shown: Shown::default() })
     }
 
+    /// Creates the state of a socket whose node is a test. It has no control connection.
+    #[cfg(test)]
+    pub(super) fn of_test(way: Box<dyn Connect>, flow: Flow) -> Self {
+        use crate::channel::BoardWriter;
+        let board = BoardWriter::create(std::net::Ipv4Addr::LOCALHOST.into(), 1, 1).unwrap();
+        let board = board.as_fd().try_clone_to_owned().unwrap();
+        let access = Arc::new(Access::with_board(way, board).unwrap());
+        Self { access, slot: Slot { index: 0, serial: 1 }, flow, shown: Shown::default() }
+    }
+
     /// Returns the board of the socket's node.
     pub fn board(&self) -> &Board {
         &self.access.board
@@ -299,13 +309,18 @@ impl Binding {
     /// Counts a received message, and notifies the node if it waits for that.
     pub(super) fn taken(&self, socket: BorrowedFd<'_>, len: u32) {
         if self.flow.taken(len, || self.board().mark(self.slot.index)) {
-            let packet = self.named(Packet::new(PacketKind::Taken));
-            // While the send buffer is full, the node does not read the socket itself.
-            let control = self.access.control();
-            let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
-            // If this fails, the node checks by itself within a second.
-            let _ = tell(channel, &packet);
+            self.report(socket, PacketKind::Taken);
         }
+    }
+
+    /// Reports to the node, without an answer.
+    pub(super) fn report(&self, socket: BorrowedFd<'_>, kind: PacketKind) {
+        let packet = self.named(Packet::new(kind));
+        // While the send buffer is full, the node does not read the socket itself.
+        let control = self.access.control();
+        let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
+        // If this fails, the node checks by itself within a second.
+        let _ = tell(channel, &packet);
     }
 
     /// Whether the users of the socket have asked for reports of ports that are no longer

@@ -2,6 +2,7 @@
 
 mod access;
 mod error;
+mod incoming;
 mod kernel;
 mod rds;
 mod request;
@@ -10,8 +11,9 @@ mod transfer;
 
 pub use access::{Access, AtPath, Binding, Bound, Control, Place, Slot, new_socket};
 pub use error::Error;
+pub use incoming::receive;
 pub use kernel::has_kernel_rds;
 pub use rds::{DIR_DEFAULT, Node, RdsSocket, node_dir, node_path};
-pub use transfer::{Arrival, How, Incoming, Outgoing, receive, send};
+pub use transfer::{Arrival, How, Incoming, Outgoing, send};
 
 pub use crate::channel::Connect;

@@ -12,8 +12,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::access::{Access, AtPath, Binding};
 use super::error::{Action, Error};
+use super::incoming::receive;
 use super::kernel;
-use super::transfer::{How, Incoming, Outgoing, receive, send};
+use super::transfer::{How, Incoming, Outgoing, send};
 use crate::node::{NodeHandle, NodeOptions, StartError};
 
 /// Default directory in which nodes of other processes listen for users; RDS_DIR overrides it.

@@ -1,9 +1,8 @@
-//! Messages to and from a node, over the connection that serves as a user's socket.
+//! Messages to a node, through the ring of a socket or its connection.
 //!
 //! Errors have the errno values of the kernel's RDS sockets.
 
-use std::io;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,28 +13,18 @@ use rtrs_base::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, RecvMsg, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::access::{Binding, is_nonblocking};
 use super::request::{gone, tell};
 use super::room::SendWait;
 use crate::channel::{
-    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, RING_MESSAGE_MAX,
-    Refusal, passed_fds, put_rest, take_rest,
+    INLINE_FIRST, INLINE_MAX, Packet, PacketKind, PacketTimes, RING_MESSAGE_MAX, Refusal, put_rest,
 };
 use crate::wire::PAYLOAD_MAX;
 
 /// Maximum number of parts of a message that are passed to the system without copying.
 const PARTS_MAX: usize = 64;
-/// Maximum number of parts that the system accepts in a call (UIO_MAXIOV).
-const SYSTEM_PARTS: usize = 1024;
-
-/// Room for control messages of a receive: the descriptor of a long message, and the messages that
-/// socket options add. A message whose descriptor does not fit is lost.
-const CONTROL_LEN: usize = 512;
 
 /// Number of times that a blocking call yields its CPU after it has filled the send buffer.
 const YIELDS: usize = 20;
@@ -50,15 +39,6 @@ pub struct How {
     pub dontwait: bool,
     /// Whether to leave the message in the queue.
     pub peek: bool,
-}
-
-impl How {
-    fn flags(self) -> RecvFlags {
-        let mut flags = RecvFlags::CMSG_CLOEXEC;
-        flags.set(RecvFlags::DONTWAIT, self.dontwait);
-        flags.set(RecvFlags::PEEK, self.peek);
-        flags
-    }
 }
 
 /// Result of a receive.
@@ -98,7 +78,7 @@ pub struct Arrival {
     pub incoming: Incoming,
     /// Time since 1970 at which the node delivered the message; zero for a notification.
     pub time: Duration,
-    times: PacketTimes,
+    pub(super) times: PacketTimes,
 }
 
 impl Arrival {
@@ -317,108 +297,6 @@ fn send_packet(
     rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
 }
 
-/// Receives the next message or notification. Only users with a monitor get congestion updates; for
-/// other users, the updates only have to wake a poll.
-///
-/// # Errors
-/// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
-/// a message above 64 KiB is lost because this process has no descriptors left.
-pub fn receive(
-    binding: &Binding,
-    socket: BorrowedFd<'_>,
-    to: &mut [IoSliceMut<'_>],
-    how: How,
-) -> io::Result<Arrival> {
-    let source = Source { socket, taken: &|len| binding.taken(socket, len) };
-    loop {
-        let mut arrival = receive_next(source, to, how)?;
-        if !matches!(arrival.incoming, Incoming::Cleared(_)) || binding.monitors() {
-            return Ok(arrival);
-        }
-        if how.peek {
-            // The update is taken even where a message would stay in the queue.
-            arrival = receive_next(source, to, How { dontwait: true, peek: false })?;
-            if !matches!(arrival.incoming, Incoming::Cleared(_)) {
-                return Ok(arrival);
-            }
-        }
-    }
-}
-
-/// Connection that messages are received from.
-#[derive(Clone, Copy)]
-struct Source<'a> {
-    socket: BorrowedFd<'a>,
-    /// Records the length of a message that was taken.
-    taken: &'a dyn Fn(u32),
-}
-
-fn receive_next(source: Source<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::Result<Arrival> {
-    let socket = source.socket;
-    let space: usize = to.iter().map(|part| part.len()).sum();
-    if to.len() >= SYSTEM_PARTS {
-        // The head of the packet needs a part too.
-        let mut whole = vec![0; space.min(PAYLOAD_MAX)];
-        let got = receive_next(source, &mut [IoSliceMut::new(&mut whole)], how)?;
-        if let Incoming::Message { len, .. } = got.incoming {
-            scatter(&whole[..len], to);
-        }
-        return Ok(got);
-    }
-    let mut head = [0; PACKET_LEN];
-    let mut room = [MaybeUninit::uninit(); CONTROL_LEN];
-    let mut control = RecvAncillaryBuffer::new(&mut room);
-    let flags = how.flags();
-    let mut next = || {
-        if let [one] = to {
-            let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(one)];
-            rustix::net::recvmsg(socket, &mut parts, &mut control, flags)
-        } else {
-            let mut parts = vec![IoSliceMut::new(&mut head)];
-            parts.extend(to.iter_mut().map(|part| IoSliceMut::new(part)));
-            rustix::net::recvmsg(socket, &mut parts, &mut control, flags)
-        }
-    };
-    let got = match next() {
-        // The node was killed before it had read all input. The system reports that once, before
-        // the data that the node had sent.
-        Err(Errno::CONNRESET) => next(),
-        got => got,
-    };
-    let got = match got {
-        Err(Errno::AGAIN) if !how.dontwait && !is_nonblocking(socket) => Err(Errno::TIMEDOUT),
-        Ok(RecvMsg { bytes: 0, .. }) | Err(Errno::CONNRESET) => Err(Errno::NETDOWN),
-        got => got,
-    }?;
-    let unclear = || io::Error::from(Errno::PROTO);
-    let packet = Packet::decode(&head).filter(|_| got.bytes >= PACKET_LEN).ok_or_else(unclear)?;
-    let notification =
-        |incoming| Ok(Arrival { incoming, time: Duration::ZERO, times: packet.times });
-    match packet.kind {
-        PacketKind::Update => notification(Incoming::Cleared(packet.wide())),
-        PacketKind::Completed => notification(Incoming::Completed(packet.value)),
-        PacketKind::Data => {
-            if !how.peek {
-                (source.taken)(packet.len);
-            }
-            let total = packet.len as usize;
-            let len = total.min(space);
-            match passed_fds(&mut control).into_iter().next() {
-                Some(rest) => take_rest(rest, total, to)?,
-                None if got.bytes - PACKET_LEN == len => {}
-                // The rest is in a memfd for which there was no descriptor.
-                None if got.flags.contains(ReturnFlags::CTRUNC) => return Err(Errno::MFILE.into()),
-                None => return Err(unclear()),
-            }
-            let from = SocketAddr::new(packet.address, packet.port);
-            let time = Duration::from_nanos(packet.wide());
-            let incoming = Incoming::Message { len, total, from };
-            Ok(Arrival { incoming, time, times: packet.times })
-        }
-        _ => Err(unclear()),
-    }
-}
-
 /// Copies the first `len` bytes of a payload.
 fn gather(payload: &[IoSlice<'_>], len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
@@ -428,90 +306,6 @@ fn gather(payload: &[IoSlice<'_>], len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Copies bytes into the parts, in order.
-fn scatter(mut bytes: &[u8], to: &mut [IoSliceMut<'_>]) {
-    for part in to {
-        let count = part.len().min(bytes.len());
-        part[..count].copy_from_slice(&bytes[..count]);
-        bytes = &bytes[count..];
-    }
-}
-
 fn errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::OwnedFd;
-
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
-    use super::*;
-
-    fn source(socket: &OwnedFd) -> Source<'_> {
-        Source { socket: socket.as_fd(), taken: &|_| {} }
-    }
-
-    /// Otherwise the rest of the message would be the former contents of the buffer.
-    #[test]
-    fn a_truncated_message_is_an_error() {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let head = Packet { len: 100_000, ..Packet::new(PacketKind::Data) }.encode();
-        let parts = [IoSlice::new(&head), IoSlice::new(&[7; INLINE_FIRST])];
-        let mut none = SendAncillaryBuffer::default();
-        let mut send = || {
-            rustix::net::sendmsg(&theirs, &parts, &mut none, SendFlags::empty()).unwrap();
-        };
-        send();
-        let mut buffer = vec![0; 100_000];
-        let error =
-            receive_next(source(&ours), &mut [IoSliceMut::new(&mut buffer)], How::default());
-        assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::PROTO.raw_os_error()));
-        // A receiver without room for the rest gets no error.
-        send();
-        let room = &mut buffer[..INLINE_FIRST];
-        let got =
-            receive_next(source(&ours), &mut [IoSliceMut::new(room)], How::default()).unwrap();
-        let expected =
-            |got| matches!(got, Incoming::Message { len: INLINE_FIRST, total: 100_000, .. });
-        assert!(expected(got.incoming));
-    }
-
-    /// The descriptor of the rest shares the control buffer with other control messages.
-    #[test]
-    fn control_messages_of_the_socket_cost_no_data() {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::sockopt::set_socket_passcred(&ours, true).unwrap();
-        let payload: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
-        let packet = Packet::with_wide(PacketKind::Data, 1_700_000_000_123_456_789);
-        let packet = Packet { len: 100_000, ..packet };
-        send_packet(theirs.as_fd(), &packet, &[IoSlice::new(&payload)]).unwrap();
-        let mut buffer = vec![0; 100_000];
-        let to = &mut [IoSliceMut::new(&mut buffer)];
-        let got = receive_next(source(&ours), to, How::default()).unwrap();
-        assert!(matches!(got.incoming, Incoming::Message { len: 100_000, .. }));
-        assert_eq!(got.time, Duration::from_nanos(1_700_000_000_123_456_789));
-        assert!(buffer == payload);
-    }
-
-    #[test]
-    fn messages_arrive_with_as_many_buffers_as_the_system_allows() {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let payload: Vec<u8> = (0..1500_u16).map(|at| at as u8).collect();
-        let head = Packet { len: 1500, ..Packet::new(PacketKind::Data) }.encode();
-        let mut none = SendAncillaryBuffer::default();
-        let parts = [IoSlice::new(&head), IoSlice::new(&payload)];
-        rustix::net::sendmsg(&theirs, &parts, &mut none, SendFlags::empty()).unwrap();
-        let mut bytes = vec![0; SYSTEM_PARTS];
-        let mut room: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
-        let got = receive_next(source(&ours), &mut room, How::default()).unwrap();
-        let expected =
-            |got| matches!(got, Incoming::Message { len: SYSTEM_PARTS, total: 1500, .. });
-        assert!(expected(got.incoming));
-        assert!(bytes == payload[..SYSTEM_PARTS]);
-    }
 }

@@ -1,10 +1,10 @@
 //! Buffers of users' sockets: what users have taken, and what the board shows them of the buffers.
 
-use rtrs_base::rt::unacknowledged_bytes;
 use rtrs_base::time::Instant;
 
 use super::super::client::ClientId;
 use super::Clients;
+use super::delivery::check_unread;
 use crate::proto::Node;
 
 impl Clients {
@@ -55,18 +55,27 @@ impl Clients {
         bound.flow.has_untaken()
     }
 
-    /// Checks periodically whether the users of congested sockets have taken everything.
-    pub(super) fn check_congested(&mut self, now: Instant, node: &mut Node) {
-        for id in self.untaken.take_due(now) {
+    /// Checks periodically what users that may have been killed have taken.
+    pub(super) fn check_untaken(&mut self, now: Instant, node: &mut Node) {
+        let Some(due) = self.untaken.take_due(now) else { return };
+        for id in due.waiting {
             self.take_rest(node, id);
+            self.deliver(now, node, id);
+        }
+        for id in due.unread {
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let checked = check_unread(client);
+            if *checked.as_ref().unwrap_or(&true) {
+                self.untaken.add_unread(id);
+            }
+            self.starved.retry_token(now, id, checked.map(drop));
         }
     }
 
-    /// Applies what the users of a socket have taken: everything, if the connection is empty.
+    /// Applies what the users of a socket have taken: everything, if the ring is empty.
     fn take_rest(&mut self, node: &mut Node, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let is_empty = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes == 0);
-        if let Some(bound) = client.bound.as_mut().filter(|_| is_empty) {
+        let bound = self.clients.get_mut(&id).and_then(|client| client.bound.as_mut());
+        if let Some(bound) = bound.filter(|bound| bound.flow.outgoing.is_empty()) {
             node.taken(bound.id, bound.flow.take_all());
         }
         self.settle(node, id);

@@ -52,12 +52,14 @@ impl fmt::Debug for SharedCounters {
 mod tests {
     use std::os::fd::AsFd;
 
-    use super::super::message_ring::{create_ring, open_ring};
+    use super::super::message_ring::{RingSizes, create_ring, open_ring};
+
+    const SIZES: RingSizes = RingSizes { counters: 2, ring: 4096, long: 4096 };
 
     #[test]
     fn each_holder_changes_the_counters() {
-        let (first, _, fd) = create_ring("test", 2, 4096).unwrap();
-        let (second, _) = open_ring(fd.as_fd(), 2, 4096).unwrap();
+        let ends = create_ring("test", SIZES).unwrap();
+        let (first, second) = (ends.counters, open_ring(ends.fd.as_fd(), SIZES).unwrap().counters);
         assert_eq!((first.add(0, 7), second.add(0, u32::MAX)), (0, 7));
         assert_eq!((first.get(0), second.get(0), second.get(1)), (6, 6, 0));
         std::thread::scope(|scope| {
@@ -71,7 +73,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "no counter 2 of 2")]
     fn counters_do_not_reach_into_the_ring() {
-        let (counters, _, _) = create_ring("test", 2, 4096).unwrap();
-        counters.get(2);
+        create_ring("test", SIZES).unwrap().counters.get(2);
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Access of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,17 @@ impl Mapping {
         // SAFETY: the word is inside the mapping, which is page-aligned and lives as long as `self`
         // is borrowed; atomics may be shared with other processes.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// Returns the double word at an offset, as [`Self::word`] does.
+    pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= self.len,
+            "no double word at {offset} of {}",
+            self.len
+        );
+        // SAFETY: as for words.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     /// Copies bytes to an offset. Within a process, the caller orders this before the reads of the

@@ -17,7 +17,9 @@ use std::sync::atomic::AtomicU32;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 
 use super::counters::SharedCounters;
+use super::delivery_ring::{DeliveryReader, DeliveryWriter, Place};
 use super::mapping::{Mapping, Protection};
+use super::ring_area::{Area, RECORD_LEN, place_len};
 use super::ring_words::RingWords;
 
 /// Room for counters before the ring.
@@ -28,95 +30,104 @@ const AT_HEAD: usize = 256;
 const AT_TAIL: usize = 384;
 const AT_SLEEP: usize = 512;
 const AT_DATA: usize = 640;
-/// Length of the header of each message, and alignment of records.
-const RECORD_LEN: usize = 8;
 
-/// Creates counters and a ring for messages of `len` bytes in total, a power of two. Returns them
-/// with the descriptor for other processes, none of which can change its size.
+/// Creator's ends of what it shares with other processes.
+#[derive(Debug)]
+pub struct OwnEnds {
+    /// Counters, at first zero.
+    pub counters: SharedCounters,
+    /// Ring for messages of other processes.
+    pub incoming: RingReader,
+    /// Ring for messages to other processes.
+    pub outgoing: DeliveryWriter,
+    /// Descriptor for other processes, none of which can change its size.
+    pub fd: OwnedFd,
+}
+
+/// Other processes' ends of what its creator shares with them.
+#[derive(Debug)]
+pub struct OtherEnds {
+    /// Counters.
+    pub counters: SharedCounters,
+    /// Ring for messages to the creator.
+    pub outgoing: RingWriter,
+    /// Ring for messages of the creator.
+    pub incoming: DeliveryReader,
+}
+
+/// Sizes of what a process shares with others.
+#[derive(Clone, Copy, Debug)]
+pub struct RingSizes {
+    /// Number of counters.
+    pub counters: usize,
+    /// Length of each of the two rings, a power of two.
+    pub ring: usize,
+    /// Length of the room for long messages of the creator, a power of two.
+    pub long: usize,
+}
+
+impl RingSizes {
+    fn is_valid(self) -> bool {
+        let is_length = |len: usize| len.is_power_of_two() && (RECORD_LEN..=1 << 30).contains(&len);
+        is_length(self.ring) && is_length(self.long) && self.counters * 4 <= COUNTERS_LEN
+    }
+
+    fn second(self) -> Place {
+        Place { at: AT_DATA + self.ring, len: self.ring, long_len: self.long }
+    }
+
+    fn first(self, mapping: &Arc<Mapping>) -> Area {
+        Area { mapping: Arc::clone(mapping), data: AT_DATA, len: self.ring }
+    }
+
+    fn total(self) -> usize {
+        self.second().end()
+    }
+}
+
+/// Creates counters and two rings.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` for any other length, or for too many counters.
-pub fn create_ring(
-    name: &str,
-    counters: usize,
-    len: usize,
-) -> io::Result<(SharedCounters, RingReader, OwnedFd)> {
-    let is_valid = len.is_power_of_two() && (RECORD_LEN..=1 << 30).contains(&len);
-    if !is_valid || counters * 4 > COUNTERS_LEN {
-        let text = format!("a ring cannot have {len} bytes and {counters} counters");
+/// The system's error; `InvalidInput` for sizes that are not valid.
+pub fn create_ring(name: &str, sizes: RingSizes) -> io::Result<OwnEnds> {
+    if !sizes.is_valid() {
+        let text = format!("a ring cannot have these sizes: {sizes:?}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create(name, flags)?;
-    ftruncate(&fd, (AT_DATA + len) as u64)?;
+    ftruncate(&fd, sizes.total() as u64)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let mapping = Arc::new(Mapping::new(fd.as_fd(), AT_DATA + len, Protection::ReadWrite)?);
-    let ring = Area { mapping: Arc::clone(&mapping), len };
-    Ok((SharedCounters::new(mapping, counters), RingReader { ring, tail: 0, sleep: 0 }, fd))
+    let mapping = Arc::new(Mapping::new(fd.as_fd(), sizes.total(), Protection::ReadWrite)?);
+    let incoming = RingReader { ring: sizes.first(&mapping), tail: 0, sleep: 0 };
+    let outgoing = DeliveryWriter::new(&mapping, sizes.second());
+    let counters = SharedCounters::new(mapping, sizes.counters);
+    Ok(OwnEnds { counters, incoming, outgoing, fd })
 }
 
-/// Maps the counters and the ring that another process has created. The descriptor is not needed
+/// Maps the counters and the rings that another process has created. The descriptor is not needed
 /// afterwards.
 ///
 /// # Errors
 /// The system's error; `InvalidData` for memory that could be shortened while it is used, or that
 /// has a different size.
-pub fn open_ring(
-    fd: BorrowedFd<'_>,
-    counters: usize,
-    len: usize,
-) -> io::Result<(SharedCounters, RingWriter)> {
+pub fn open_ring(fd: BorrowedFd<'_>, sizes: RingSizes) -> io::Result<OtherEnds> {
     let is_sealed = fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
     let size = usize::try_from(fstat(fd)?.st_size).map_err(io::Error::other)?;
-    if !is_sealed || size != AT_DATA + len || counters * 4 > COUNTERS_LEN {
-        let text = "the memory does not hold the counters and the ring";
+    if !is_sealed || size != sizes.total() || !sizes.is_valid() {
+        let text = "the memory does not hold the counters and the rings";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     let mapping = Arc::new(Mapping::new(fd, size, Protection::ReadWrite)?);
-    let ring = Area { mapping: Arc::clone(&mapping), len };
-    Ok((SharedCounters::new(mapping, counters), RingWriter(ring)))
+    let outgoing = RingWriter(sizes.first(&mapping));
+    let incoming = DeliveryReader::new(&mapping, sizes.second());
+    Ok(OtherEnds { counters: SharedCounters::new(mapping, sizes.counters), outgoing, incoming })
 }
 
-/// Memory of a ring.
-struct Area {
-    mapping: Arc<Mapping>,
-    /// Length of the area for messages.
-    len: usize,
-}
-
-impl Area {
-    fn words(&self) -> RingWords<'_, AtomicU32> {
-        let word = |at| self.mapping.word(at);
-        let (head, tail) = (word(AT_HEAD), word(AT_TAIL));
-        RingWords { lock: word(AT_LOCK), head, tail, sleep: word(AT_SLEEP) }
-    }
-
-    /// Returns the two memory ranges that hold `len` bytes at a position: offset and length of the
-    /// first, and the length of the second, which is at the beginning of the ring.
-    fn ranges(&self, position: u32, len: usize) -> (usize, usize, usize) {
-        let at = position as usize & (self.len - 1);
-        let first = len.min(self.len - at);
-        (AT_DATA + at, first, len - first)
-    }
-
-    fn write(&self, position: u32, bytes: &[u8]) {
-        let (at, first, _) = self.ranges(position, bytes.len());
-        let (first, second) = bytes.split_at(first);
-        self.mapping.write_bytes(at, first);
-        self.mapping.write_bytes(AT_DATA, second);
-    }
-
-    fn read(&self, position: u32, bytes: &mut [u8]) {
-        let (at, first, _) = self.ranges(position, bytes.len());
-        let (first, second) = bytes.split_at_mut(first);
-        self.mapping.read_bytes(at, first);
-        self.mapping.read_bytes(AT_DATA, second);
-    }
-}
-
-/// Returns the length of a message's record in the ring.
-fn place_len(len: usize) -> usize {
-    RECORD_LEN + len.next_multiple_of(RECORD_LEN)
+fn words(area: &Area) -> RingWords<'_, AtomicU32> {
+    let word = |at| area.mapping.word(at);
+    let (head, tail) = (word(AT_HEAD), word(AT_TAIL));
+    RingWords { lock: word(AT_LOCK), head, tail, sleep: word(AT_SLEEP) }
 }
 
 /// Converts a length, which is below that of a ring.
@@ -150,7 +161,7 @@ impl RingWriter {
         parts: impl Iterator<Item = &'a [u8]> + Clone,
         stamp: impl FnOnce() -> u32,
     ) -> Written {
-        let words = self.0.words();
+        let words = words(&self.0);
         let len = parts.clone().map(<[u8]>::len).sum();
         if len > self.0.len || !words.try_lock() {
             return Written::Refused;
@@ -163,11 +174,11 @@ impl RingWriter {
         }
         let mut at = head.wrapping_add(word(RECORD_LEN));
         for part in parts {
-            self.0.write(at, part);
+            self.0.write(at as usize, part);
             at = at.wrapping_add(word(part.len()));
         }
         let record = u64::from(stamp()) << 32 | u64::from(word(len));
-        self.0.write(head, &record.to_ne_bytes());
+        self.0.write(head as usize, &record.to_ne_bytes());
         let sleep = words.publish(head.wrapping_add(word(place_len(len))));
         words.unlock();
         sleep.map_or(Written::Done, |sleep| Written::Asleep(WakeToken(sleep)))
@@ -175,12 +186,12 @@ impl RingWriter {
 
     /// Records that the reader has been woken.
     pub fn woken(&self, token: WakeToken) {
-        self.0.words().woken(token.0);
+        words(&self.0).woken(token.0);
     }
 
     /// Returns the position after all messages added so far: their total length, which wraps.
     pub fn position(&self) -> u32 {
-        self.0.words().published()
+        words(&self.0).published()
     }
 }
 
@@ -227,7 +238,7 @@ pub struct Malformed {
 impl RingReader {
     /// Whether a message is waiting.
     pub fn has_input(&self) -> bool {
-        self.ring.words().published() != self.tail
+        words(&self.ring).published() != self.tail
     }
 
     /// Returns the position of the next message: the total length of all released messages.
@@ -240,7 +251,7 @@ impl RingReader {
     /// # Errors
     /// See [`Malformed`].
     pub fn front(&self) -> Result<Option<Front>, Malformed> {
-        let published = self.ring.words().published().wrapping_sub(self.tail);
+        let published = words(&self.ring).published().wrapping_sub(self.tail);
         if published == 0 {
             return Ok(None);
         }
@@ -250,7 +261,7 @@ impl RingReader {
             return Err(malformed(0));
         }
         let mut record = [0; RECORD_LEN];
-        self.ring.read(self.tail, &mut record);
+        self.ring.read(self.tail as usize, &mut record);
         let [a, b, c, d, stamp @ ..] = record;
         let len = u32::from_ne_bytes([a, b, c, d]) as usize;
         let place = place_len(len);
@@ -264,7 +275,7 @@ impl RingReader {
     /// end of the message.
     pub fn read(&self, front: &Front, offset: usize, bytes: &mut [u8]) {
         self.check(front, offset, bytes.len());
-        self.ring.read(self.tail.wrapping_add(word(RECORD_LEN + offset)), bytes);
+        self.ring.read(self.position_of(offset), bytes);
     }
 
     /// Copies the bytes of a message from an offset to the end of the message. Panics if the offset
@@ -273,11 +284,12 @@ impl RingReader {
         self.check(front, offset, 0);
         let len = front.len - offset;
         let mut bytes = Vec::with_capacity(len);
-        let position = self.tail.wrapping_add(word(RECORD_LEN + offset));
-        let (at, first, second) = self.ring.ranges(position, len);
-        self.ring.mapping.append_bytes(at, first, &mut bytes);
-        self.ring.mapping.append_bytes(AT_DATA, second, &mut bytes);
+        self.ring.append(self.position_of(offset), len, &mut bytes);
         bytes
+    }
+
+    fn position_of(&self, offset: usize) -> usize {
+        self.tail.wrapping_add(word(RECORD_LEN + offset)) as usize
     }
 
     fn check(&self, front: &Front, offset: usize, len: usize) {
@@ -288,7 +300,7 @@ impl RingReader {
     #[allow(clippy::needless_pass_by_value, reason = "it is no longer the next message")]
     pub fn release(&mut self, front: Front) {
         self.tail = self.tail.wrapping_add(word(place_len(front.len)));
-        self.ring.words().release(self.tail);
+        words(&self.ring).release(self.tail);
     }
 
     /// Prepares a sleep: the writer of the next message has to wake the reader. Returns false, and
@@ -306,7 +318,7 @@ impl RingReader {
     pub fn arm(&mut self) {
         if self.sleep.is_multiple_of(2) {
             self.sleep = self.sleep.wrapping_add(1);
-            self.ring.words().sleeps(self.sleep);
+            words(&self.ring).sleeps(self.sleep);
         }
     }
 
@@ -314,7 +326,7 @@ impl RingReader {
     pub fn awake(&mut self) {
         if !self.sleep.is_multiple_of(2) {
             self.sleep = self.sleep.wrapping_add(1);
-            self.ring.words().awakes(self.sleep);
+            words(&self.ring).awakes(self.sleep);
         }
     }
 }
@@ -339,11 +351,12 @@ mod tests {
     use super::*;
 
     const LEN: usize = 4096;
+    const SIZES: RingSizes = RingSizes { counters: 1, ring: LEN, long: LEN };
 
     fn pair() -> (RingWriter, RingReader, OwnedFd) {
-        let (_, reader, fd) = create_ring("test", 1, LEN).unwrap();
-        let (_, writer) = open_ring(fd.as_fd(), 1, LEN).unwrap();
-        (writer, reader, fd)
+        let OwnEnds { incoming, fd, .. } = create_ring("test", SIZES).unwrap();
+        let OtherEnds { outgoing, .. } = open_ring(fd.as_fd(), SIZES).unwrap();
+        (outgoing, incoming, fd)
     }
 
     fn write(writer: &RingWriter, message: &[u8], stamp: u32) -> Written {
@@ -370,9 +383,9 @@ mod tests {
         let (writer, mut reader, _fd) = pair();
         // Positions wrap too.
         let begin = 0_u32.wrapping_sub(3 * 4096);
-        reader.ring.words().head.store(begin, std::sync::atomic::Ordering::Relaxed);
+        words(&reader.ring).head.store(begin, std::sync::atomic::Ordering::Relaxed);
         reader.tail = begin;
-        reader.ring.words().release(begin);
+        words(&reader.ring).release(begin);
         let (mut written, mut got) = (0, 0);
         while got < 1000 {
             while write(&writer, &message(written), written as u32) != Written::Refused {
@@ -402,10 +415,10 @@ mod tests {
         assert_eq!(write(&writer, &[], 0), Written::Refused);
         assert_eq!(read(&mut reader), Some((largest, 0)));
         // A writer was killed.
-        assert!(writer.0.words().try_lock());
+        assert!(words(&writer.0).try_lock());
         assert_eq!(write(&writer, &[1], 0), Written::Refused);
         assert_eq!(read(&mut reader), None);
-        writer.0.words().unlock();
+        words(&writer.0).unlock();
         assert_eq!(write(&writer, &[1], 0), Written::Done);
     }
 
@@ -456,13 +469,19 @@ mod tests {
     fn memory_that_could_shrink_or_has_another_size_is_refused() {
         let (_writer, _reader, fd) = pair();
         assert!(ftruncate(&fd, 0).is_err());
-        assert!(open_ring(fd.as_fd(), 1, 2 * LEN).is_err());
-        assert!(open_ring(fd.as_fd(), COUNTERS_LEN, LEN).is_err());
+        let other = [
+            RingSizes { ring: 2 * LEN, ..SIZES },
+            RingSizes { long: 2 * LEN, ..SIZES },
+            RingSizes { counters: 33, ..SIZES },
+        ];
+        assert!(other.iter().all(|sizes| open_ring(fd.as_fd(), *sizes).is_err()));
         let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&plain, (AT_DATA + LEN) as u64).unwrap();
-        let error = open_ring(plain.as_fd(), 1, LEN).unwrap_err();
+        ftruncate(&plain, SIZES.total() as u64).unwrap();
+        let error = open_ring(plain.as_fd(), SIZES).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        assert!(create_ring("test", 1, 5000).is_err() && create_ring("test", 33, LEN).is_err());
+        for sizes in [RingSizes { ring: 5000, ..SIZES }, other[2]] {
+            assert!(create_ring("test", sizes).is_err(), "{sizes:?}");
+        }
     }
 
     #[test]

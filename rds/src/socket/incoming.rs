@@ -1,0 +1,447 @@
+//! Receiving: messages that the node puts into the ring of a socket.
+//!
+//! The connection only has tokens, which make it readable while the ring has messages
+//! (`rds/src/channel/ring.rs`). A call that takes the last message, or finds a token without
+//! messages, takes the tokens.
+
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use rtrs_base::mem::is_older_token;
+use rtrs_base::time::Duration;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::net::{RecvFlags, recv};
+
+use super::access::{Binding, is_nonblocking};
+use super::transfer::{Arrival, How, Incoming};
+use crate::channel::{PACKET_LEN, Packet, PacketKind};
+
+/// Number of times that a call yields its CPU for messages whose token has arrived, or for a token
+/// that the node is about to send. On a busy system each takes as long as others run.
+const YIELDS: usize = 5;
+/// Maximum number of attempts to take tokens. What is left is for the next call.
+const TOKEN_TRIES: usize = 100;
+
+/// Receives the next message or notification. Users get congestion updates only with a monitor;
+/// those of other users have served their purpose, which is to wake a poll.
+///
+/// # Errors
+/// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EPROTO when
+/// the program has overwritten the memory of the ring.
+pub fn receive(
+    binding: &Binding,
+    socket: BorrowedFd<'_>,
+    to: &mut [IoSliceMut<'_>],
+    how: How,
+) -> io::Result<Arrival> {
+    let mut call = Call { binding, socket, waiting_since: None };
+    loop {
+        let mut arrival = call.next(to, how)?;
+        if !matches!(arrival.incoming, Incoming::Cleared(_)) || binding.monitors() {
+            return Ok(arrival);
+        }
+        if how.peek {
+            // The update is taken even if a message would stay.
+            arrival = call.next(to, How { dontwait: true, peek: false })?;
+            if !matches!(arrival.incoming, Incoming::Cleared(_)) {
+                return Ok(arrival);
+            }
+        }
+    }
+}
+
+/// A call that receives.
+#[derive(Debug)]
+struct Call<'a> {
+    binding: &'a Binding,
+    socket: BorrowedFd<'a>,
+    /// Start of the first wait.
+    waiting_since: Option<Instant>,
+}
+
+impl Call<'_> {
+    /// Receives the next message or notification.
+    fn next(&mut self, to: &mut [IoSliceMut<'_>], how: How) -> io::Result<Arrival> {
+        loop {
+            if let Some(arrival) = self.take(to, how.peek)? {
+                return Ok(arrival);
+            }
+            let waits = !how.dontwait && !is_nonblocking(self.socket);
+            let token = match waits {
+                true => self.wait_for_token()?,
+                false => Some(self.peek_token(RecvFlags::DONTWAIT)?),
+            };
+            if let Some(token) = token {
+                self.await_messages(token)?;
+            }
+        }
+    }
+
+    /// Takes the next message or notification from the ring, and the tokens with the last one.
+    fn take(&self, to: &mut [IoSliceMut<'_>], peek: bool) -> io::Result<Option<Arrival>> {
+        let ring = &self.binding.flow.incoming;
+        let taken = ring.take(peek, |delivery| {
+            let mut head = [0; PACKET_LEN];
+            delivery.read(0, &mut head);
+            let mut at = PACKET_LEN;
+            for part in to.iter_mut() {
+                at += delivery.read(at, part);
+            }
+            (Packet::decode(&head), at - PACKET_LEN)
+        });
+        let Some(((packet, len), taken)) = taken.map_err(|_| Errno::PROTO)? else {
+            return Ok(None);
+        };
+        let packet = packet.ok_or(Errno::PROTO)?;
+        let incoming = match packet.kind {
+            PacketKind::Update => Incoming::Cleared(packet.wide()),
+            PacketKind::Completed => Incoming::Completed(packet.value),
+            _ => {
+                if !peek {
+                    self.binding.taken(self.socket, packet.len);
+                }
+                let from = SocketAddr::new(packet.address, packet.port);
+                Incoming::Message { len, total: packet.len as usize, from }
+            }
+        };
+        if taken.is_wanted {
+            self.binding.report(self.socket, PacketKind::Taken);
+        }
+        if taken.is_last
+            && let Some(token) = self.claim_newest()
+        {
+            self.take_claimed(token);
+        }
+        let is_message = packet.kind == PacketKind::Data;
+        let time = if is_message { Duration::from_nanos(packet.wide()) } else { Duration::ZERO };
+        Ok(Some(Arrival { incoming, time, times: packet.times }))
+    }
+
+    /// Waits until the connection is readable. Returns the number of the token there, unless
+    /// another reader has taken it.
+    ///
+    /// One reader at a time waits with a receive, which the system restarts after signals as the
+    /// program wants it, and of which it wakes only one. Others poll: each token wakes all.
+    fn wait_for_token(&mut self) -> io::Result<Option<u32>> {
+        let is_first = self.waiting_since.is_none();
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let alone = self.binding.flow.incoming.try_wait_alone();
+        // A receive has the whole time limit.
+        let has_limit = !is_first || alone.is_none();
+        let limit = match has_limit {
+            true => socket_timeout(self.socket, Timeout::Recv)?,
+            false => None,
+        };
+        if alone.is_some() && limit.is_none() {
+            return match self.peek_token(RecvFlags::empty()) {
+                Err(Errno::AGAIN) => Err(Errno::TIMEDOUT.into()),
+                token => Ok(Some(token?)),
+            };
+        }
+        drop(alone);
+        let left = limit.map(|limit| limit.saturating_sub(since.elapsed()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], left.as_ref())? == 0 {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        match self.peek_token(RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => Ok(None),
+            token => Ok(Some(token?)),
+        }
+    }
+
+    /// Waits for messages whose token has arrived. Takes the token if there are none.
+    fn await_messages(&self, token: u32) -> Result<(), Errno> {
+        for _ in 0..YIELDS {
+            if !self.binding.flow.incoming.is_empty() {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        // Otherwise another reader has taken it.
+        let is_there = match self.peek_token(RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => false,
+            next => next? == token,
+        };
+        if is_there && self.binding.flow.incoming.claim_tokens(token) {
+            self.take_claimed(token);
+        }
+        Ok(())
+    }
+
+    /// Claims the newest token. Returns its number, unless it announces messages.
+    fn claim_newest(&self) -> Option<u32> {
+        let ring = &self.binding.flow.incoming;
+        Some(ring.newest_token()).filter(|number| ring.claim_tokens(*number))
+    }
+
+    /// Takes all tokens up to a claimed one.
+    fn take_claimed(&self, number: u32) {
+        let ring = &self.binding.flow.incoming;
+        let mut yields = 0;
+        for _ in 0..TOKEN_TRIES {
+            let is_sent = ring.is_token_sent(number);
+            match self.take_token() {
+                Some(token) if is_older_token(token, number) => {}
+                Some(token) => {
+                    // This call was late: another reader had taken its token.
+                    if token != number && !ring.claim_tokens(token) {
+                        self.binding.report(self.socket, PacketKind::Token);
+                    }
+                    return;
+                }
+                None if is_sent || yields == YIELDS => return,
+                None => {
+                    std::thread::yield_now();
+                    yields += 1;
+                }
+            }
+        }
+    }
+
+    /// Takes the next token from the connection.
+    fn take_token(&self) -> Option<u32> {
+        let mut head = [0; PACKET_LEN];
+        // The next call reports errors.
+        recv(self.socket, &mut head, RecvFlags::DONTWAIT).ok()?;
+        token_of(&head)
+    }
+
+    /// Returns the number of the next token, which stays in the connection.
+    fn peek_token(&self, flags: RecvFlags) -> Result<u32, Errno> {
+        let mut head = [0; PACKET_LEN];
+        let mut next = || recv(self.socket, &mut head, flags | RecvFlags::PEEK);
+        let got = match next() {
+            // The node was killed with unread input. The system reports that once, before the
+            // tokens that the node had sent.
+            Err(Errno::CONNRESET) => next(),
+            got => got,
+        };
+        match got {
+            Ok((0, _)) | Err(Errno::CONNRESET) => Err(Errno::NETDOWN),
+            Ok(_) => token_of(&head).ok_or(Errno::PROTO),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn token_of(head: &[u8; PACKET_LEN]) -> Option<u32> {
+    let packet = Packet::decode(head)?;
+    (packet.kind == PacketKind::Token).then_some(packet.value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::Arc;
+    use std::thread::ScopedJoinHandle;
+
+    use rustix::net::sockopt::set_socket_timeout;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::channel::{Flow, NodeFlow};
+    use crate::socket::access::AtPath;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// A socket whose node does what the tests say.
+    struct Stand {
+        binding: Arc<Binding>,
+        socket: Arc<OwnedFd>,
+        node: NodeFlow,
+        /// The node's end of the connection.
+        peer: OwnedFd,
+    }
+
+    impl Stand {
+        fn new() -> Self {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+            let (socket, peer) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+            set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT)).unwrap();
+            let node = NodeFlow::create().unwrap();
+            let flow = Flow::open(node.fd()).unwrap();
+            let binding = Binding::of_test(Box::new(AtPath("/".into())), flow);
+            Self { binding: Arc::new(binding), socket: Arc::new(socket), node, peer }
+        }
+
+        fn call(&self) -> Call<'_> {
+            Call { binding: &self.binding, socket: self.socket.as_fd(), waiting_since: None }
+        }
+
+        /// Returns the length of the next message, or an error.
+        fn receive(&self, how: How) -> Result<usize, Errno> {
+            let mut buffer = vec![0; 2 << 20];
+            let to = &mut [IoSliceMut::new(&mut buffer)];
+            let arrival = receive(&self.binding, self.socket.as_fd(), to, how);
+            let arrival = arrival.map_err(|error| Errno::from_io_error(&error).unwrap())?;
+            let Incoming::Message { len, .. } = arrival.incoming else { panic!("{arrival:?}") };
+            assert!(buffer[..len].iter().all(|byte| *byte == len as u8));
+            Ok(len)
+        }
+
+        fn try_receive(&self) -> Result<usize, Errno> {
+            self.receive(How { dontwait: true, peek: false })
+        }
+
+        fn is_readable(&self) -> bool {
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&Timespec::default()))
+                .unwrap()
+                > 0
+        }
+
+        fn write(&mut self, len: usize) {
+            let packet = Packet { len: len as u32, ..Packet::new(PacketKind::Data) };
+            assert!(self.node.outgoing.write(&packet.encode(), &vec![len as u8; len]));
+        }
+
+        /// Sends a token if one is needed. Returns its number.
+        fn send_token(&mut self) -> Option<u32> {
+            let ring = &mut self.node.outgoing;
+            let number = ring.needs_token().then(|| ring.next_token()).flatten()?;
+            let token = Packet { value: number, ..Packet::new(PacketKind::Token) }.encode();
+            rustix::net::send(&self.peer, &token, rustix::net::SendFlags::empty()).unwrap();
+            ring.token_sent();
+            Some(number)
+        }
+
+        /// Delivers a message as nodes do. Returns the number of its last token.
+        fn deliver(&mut self, len: usize) -> Option<u32> {
+            self.write(len);
+            let first = self.send_token();
+            self.node.outgoing.publish();
+            self.send_token().or(first)
+        }
+
+        /// Returns the next report of the program.
+        fn report(&self) -> Option<PacketKind> {
+            let mut head = [0; PACKET_LEN];
+            recv(&self.peer, &mut head, RecvFlags::DONTWAIT).ok()?;
+            Packet::decode(&head).map(|packet| packet.kind)
+        }
+
+        /// Answers reports as nodes do, until all threads have ended.
+        fn serve<T>(&mut self, threads: &[ScopedJoinHandle<'_, T>]) {
+            let begun = Instant::now();
+            while !threads.iter().all(ScopedJoinHandle::is_finished) {
+                assert!(begun.elapsed() < LIMIT / 2, "a call waits beside messages");
+                if self.report() == Some(PacketKind::Token) {
+                    self.send_token();
+                }
+                let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+                poll(&mut [PollFd::new(&self.peer, PollFlags::IN)], Some(&moment)).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn messages_of_all_lengths_arrive_in_order_with_many_buffers_too() {
+        let mut stand = Stand::new();
+        for len in [0, 1, 65_536, 65_537, 1 << 20] {
+            stand.deliver(len);
+        }
+        for len in [0, 1, 65_536, 65_537, 1 << 20] {
+            assert!(stand.is_readable());
+            assert_eq!(stand.receive(How { dontwait: true, peek: true }), Ok(len));
+            assert_eq!(stand.receive(How::default()), Ok(len));
+        }
+        assert!(!stand.is_readable() && stand.try_receive() == Err(Errno::AGAIN));
+        // More than a call of the system accepts.
+        stand.deliver(100_000);
+        let mut bytes = vec![0; 2000];
+        let mut to: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
+        let got = receive(&stand.binding, stand.socket.as_fd(), &mut to, How::default()).unwrap();
+        let from = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), 0);
+        assert_eq!(got.incoming, Incoming::Message { len: 2000, total: 100_000, from });
+        assert!(bytes.iter().all(|byte| *byte == 100_000_u32 as u8));
+    }
+
+    /// The node sends a token and is slow to publish its message.
+    #[test]
+    fn a_call_that_takes_its_token_early_misses_no_message() {
+        let mut stand = Stand::new();
+        stand.write(7);
+        assert_eq!(stand.send_token(), Some(1));
+        assert_eq!(stand.try_receive(), Err(Errno::AGAIN));
+        assert!(!stand.is_readable(), "the call has taken the token");
+        stand.node.outgoing.publish();
+        assert_eq!(stand.send_token(), Some(2));
+        assert!(stand.is_readable());
+        assert_eq!((stand.receive(How::default()), stand.is_readable()), (Ok(7), false));
+    }
+
+    /// The call finds the token of a message that is not its own.
+    #[test]
+    fn a_call_that_takes_its_token_late_misses_no_message() {
+        let mut stand = Stand::new();
+        assert_eq!(stand.deliver(1), Some(1));
+        assert!(stand.binding.flow.incoming.take(false, |_| ()).unwrap().is_some());
+        let number = stand.call().claim_newest().unwrap();
+        // Another call takes that token while this one is stopped, and the next message arrives.
+        assert_eq!(stand.try_receive(), Err(Errno::AGAIN));
+        assert_eq!(stand.deliver(2), Some(2));
+        stand.call().take_claimed(number);
+        assert!(!stand.is_readable(), "it has taken the second token");
+        assert_eq!(stand.report(), Some(PacketKind::Token));
+        assert_eq!(stand.send_token(), Some(3));
+        assert_eq!((stand.receive(How::default()), stand.is_readable()), (Ok(2), false));
+        // Without a message, it asks for nothing.
+        assert_eq!(stand.deliver(3), Some(4));
+        assert_eq!(stand.receive(How::default()), Ok(3));
+        stand.call().take_claimed(number);
+        assert_eq!(stand.report(), None);
+    }
+
+    #[test]
+    fn a_token_that_a_killed_reader_has_left_is_taken_by_the_next_call() {
+        for claims in [false, true] {
+            let mut stand = Stand::new();
+            stand.deliver(1);
+            assert!(stand.binding.flow.incoming.take(false, |_| ()).unwrap().is_some());
+            if claims {
+                stand.call().claim_newest().unwrap();
+            }
+            assert!(stand.is_readable());
+            assert_eq!((stand.try_receive(), stand.is_readable()), (Err(Errno::AGAIN), false));
+            assert_eq!(stand.deliver(2), Some(2));
+            assert!(stand.is_readable());
+            assert_eq!((stand.receive(How::default()), stand.is_readable()), (Ok(2), false));
+        }
+    }
+
+    /// Calls wait in both ways. One that was killed keeps the right to wait alone.
+    #[test]
+    fn all_calls_that_wait_get_a_message() {
+        for (round, is_killed) in [false, true].repeat(20).into_iter().enumerate() {
+            let mut stand = Stand::new();
+            let (binding, socket) = (Arc::clone(&stand.binding), stand.socket.clone());
+            if is_killed {
+                std::mem::forget(binding.flow.incoming.try_wait_alone());
+            }
+            let count = round % 4 + 1;
+            let read = || {
+                let mut bytes = [0; 8];
+                let to = &mut [IoSliceMut::new(&mut bytes)];
+                let arrival = receive(&binding, socket.as_fd(), to, How::default()).unwrap();
+                let Incoming::Message { len, .. } = arrival.incoming else { panic!("{arrival:?}") };
+                len
+            };
+            let lens = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..count).map(|_| scope.spawn(read)).collect();
+                for len in 1..=count {
+                    stand.deliver(len);
+                }
+                stand.serve(&threads);
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<BTreeSet<_>>()
+            });
+            assert_eq!(lens, (1..=count).collect());
+            // A token is left if its call did not wait long enough for it.
+            assert_eq!((stand.try_receive(), stand.is_readable()), (Err(Errno::AGAIN), false));
+        }
+    }
+}
