@@ -193,7 +193,8 @@ mod loom_model {
                     continue;
                 }
                 if got != number && !self.words().claim(got, || self.is_empty()) {
-                    self.is_asked.store(true, Ordering::Release);
+                    // Loom does not order a store after the swap of another thread.
+                    self.is_asked.swap(true, Ordering::AcqRel);
                 }
                 return;
             }
