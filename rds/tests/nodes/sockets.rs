@@ -22,10 +22,10 @@ fn outgoing<'a>(to: Option<(IpAddr, u16)>, payload: &'a [IoSlice<'a>]) -> Outgoi
 }
 
 /// Binds a socket of node 127.0.0.1 in the same way as librds_preload.so.
-fn bind_low(node: &NodeHandle) -> (OwnedFd, Binding) {
+fn bind_low(node: &NodeHandle, port: u16) -> (OwnedFd, Binding) {
     let access = Arc::new(Access::open(Box::new(node.way())).unwrap());
     let fd = access.connect().unwrap();
-    let bound = Access::bind(fd.as_fd(), address(1), 0).unwrap();
+    let bound = Access::bind(fd.as_fd(), address(1), port).unwrap();
     let binding = Binding::new(access, bound.place, fd.as_fd()).unwrap();
     (fd, binding)
 }
@@ -239,7 +239,7 @@ fn repeated_cancels_use_no_memory() {
     options.config.memory = 4 << 20;
     (options.config.port_memory, options.config.peer_memory) = (1 << 20, 2 << 20);
     let node = Node::start(options).unwrap();
-    let (fd, binding) = bind_low(node.handle().unwrap());
+    let (fd, binding) = bind_low(node.handle().unwrap(), 0);
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
             let payload = [IoSlice::new(&[7; 60_000])];
@@ -367,7 +367,7 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let full = bind(&far, 4000);
     full.set_receive_buffer(1000).unwrap();
     let node = NodeHandle::start(options(1, port), None).unwrap();
-    let (fd, binding) = bind_low(&node);
+    let (fd, binding) = bind_low(&node, 0);
     let (done, ended) = std::sync::mpsc::channel();
     let sender = std::thread::spawn(move || {
         let payload = [IoSlice::new(&[7; 500])];
@@ -427,11 +427,11 @@ fn a_wrong_address_is_reported_with_a_hint() {
 #[test]
 fn many_buffers_form_one_message() {
     let [node] = nodes([1]);
-    let socket = bind(&node, 4000);
     // Uses the same call as librds_preload.so.
     let parts: Vec<Vec<u8>> = (0..200).map(|at| vec![at as u8; 700]).collect();
     let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-    let (fd, binding) = bind_low(node.handle().unwrap());
+    let (fd, binding) = bind_low(node.handle().unwrap(), 0);
+    let (to_fd, to_binding) = bind_low(node.handle().unwrap(), 4000);
     binding.set_sndbuf(fd.as_fd(), 1 << 20).unwrap();
     let to = Some((address(1), 4000));
     let sent = rds::socket::send(&binding, fd.as_fd(), outgoing(to, &slices), false).unwrap();
@@ -439,7 +439,7 @@ fn many_buffers_form_one_message() {
     let mut first = vec![0; 70_000];
     let mut second = vec![0; 80_000];
     let mut room = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
-    let got = rds::socket::receive(&binding, socket.as_fd(), &mut room, How::default()).unwrap();
+    let got = rds::socket::receive(&to_binding, to_fd.as_fd(), &mut room, How::default()).unwrap();
     let expected = |got| matches!(got, Incoming::Message { len: 140_000, total: 140_000, .. });
     assert!(expected(got.incoming), "{got:?}");
     assert!([&first[..], &second[..70_000]].concat() == parts.concat());
