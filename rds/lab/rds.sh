@@ -175,6 +175,9 @@ rds_qperf() { # test
 
 rds_qperf_client() { # server_namespace runner namespace address test
     wait_until 20 "qperf to listen" eval "rds_in $1 ss -Hltn | grep -q :19765" || return 1
-    "$2" "$3" timeout 40 qperf -t 2 "$4" "$5" >"$LAB_WORK/qperf.out" 2>&1 || return 1
-    grep -q ' = ' "$LAB_WORK/qperf.out"
+    "$2" "$3" timeout 40 qperf -t 2 "$4" "$5" >"$LAB_WORK/qperf.out" 2>&1 &&
+        grep -q ' = ' "$LAB_WORK/qperf.out" && return
+    # The test prints what failed.
+    head "$LAB_WORK/qperf.out" "$LAB_WORK/qperf.server" >&2
+    return 1
 }
