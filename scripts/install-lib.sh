@@ -37,7 +37,7 @@ done
 libdir=${libdir:-$prefix/lib}
 
 if [ -z "$from" ]; then
-    # A panic must not end the program, so the daemons' profile is unsuitable.
+    # A panic must not abort the program, so the daemons' profile is unsuitable.
     cargo rustc --profile release-lib --locked -p rtrs-capi --crate-type cdylib,staticlib
     from=${CARGO_TARGET_DIR:-$PWD/target}/release-lib
 fi

@@ -307,7 +307,7 @@ lab_offered() { # series
 }
 
 # Unpacks the package in DIR/deb to DIR/root, without drivers for hardware that no guest has.
-# Modules are decompressed here, because an emulated guest would take long.
+# Modules are decompressed here, because an emulated guest would take too long.
 lab_unpack_kernel() { # dir release
     mkdir "$1/root" && dpkg-deb --fsys-tarfile "$1/deb/"*.deb | tar -x -C "$1/root" \
         --exclude=./usr --exclude='*/kernel/sound' --exclude='*/drivers/gpu' \

@@ -23,6 +23,6 @@ export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom"
 export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off
 export CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 export CARGO_PROFILE_RELEASE_DEBUG=0
-# Without a filter the unit tests would run too, and use loom's atomics outside a model.
+# Without a filter, the unit tests would run too, and use loom's atomics outside a model.
 exec cargo test --release --locked --no-default-features \
     -p rtrs-base -p rtrs-core -p rtrs-server --lib -- "${1:-loom_model}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages in a bare Debian 12 and uses them: in a chroot without an init, and
+# Installs the Debian packages on a bare Debian 12 and uses them: in a chroot without an init, and
 # in a virtual machine with systemd, where they are upgraded under load, mount a file system at boot
-# and unmount it at shutdown, and are purged. docs/explanation/testing.md has the list. Builds
+# and unmount it at shutdown, and are purged. docs/explanation/testing.md lists the checks. Builds
 # the packages first. Needs root, Debian on x86_64, what scripts/lab.sh setup installs, and
 # debootstrap.
 #

@@ -3,7 +3,7 @@
 --   tshark -X lua_script:scripts/rtrs.lua -r FILE -Y rtrs
 --   wireshark -X lua_script:scripts/rtrs.lua FILE
 --
--- To load it always, copy it to the folder "Personal Lua Plugins" of Help > About > Folders. Tested
+-- To always load it, copy it to the folder "Personal Lua Plugins" of Help > About > Folders. Tested
 -- with tshark 4.0.
 --
 -- Wireshark decodes the transports, but has no hook for immediates: over RoCE they are a header of
@@ -15,7 +15,7 @@
 --   rtrs.imm.type == 0 && rnbd.op == 1        writes
 --   rtrs.time > 0.1                           answers that took more than 100 ms
 --   rtrs.imm.errno > 0                        answers with an error
---   rtrs.permit == 5 || rnbd.sector == 2048   one permit; one place
+--   rtrs.permit == 5 || rnbd.sector == 2048   one permit; one sector
 --
 -- What it cannot do:
 --   - A connection must be captured from its start: which permit an immediate means depends on the
@@ -183,11 +183,11 @@ local get = {
 
 local ROCE_PORT = 4791
 local MAGIC = 0x1bbd
--- The longest message behind the data: OPEN and READ. Some more, for later ones.
+-- Longest message after the data (OPEN and READ), with room for future ones.
 local TAIL_MAX = 1024
 
--- Connections by what their packets carry, requests in the connection manager by their number,
--- paths by their UUID, and what the first pass has found out about a part of a frame.
+-- Connections by the identifiers in their packets, requests in the connection manager by their
+-- number, paths by their UUID, and what the first pass has found in each part of a frame.
 local ends, requests, paths, known = {}, {}, {}, {}
 
 function rtrs.init()
@@ -219,7 +219,7 @@ local function joined(before, range, is_cut)
     return len > TAIL_MAX and tail:subset(len - TAIL_MAX, TAIL_MAX) or tail
 end
 
--- Trees of messages. Each adds what is there of its fields.
+-- Trees of messages. Each adds the fields that are present.
 
 local function add_all(tree, range, fields)
     for _, field in ipairs(fields) do
@@ -288,7 +288,7 @@ local function discovered(tree, range)
     end
 end
 
--- An RNBD message, or the answer to one. Returns what it is called.
+-- An RNBD message, or the answer to one. Returns its title.
 local function user_message(tree, range, is_answer)
     local kind = range(0, 2):le_uint()
     local sub = tree:add(rnbd, range)
@@ -357,8 +357,8 @@ local function descriptor(tree, range)
     add_all(tree, range, { { f.addr, 0, 8 }, { f.key, 8, 4 }, { f.len, 12, 4 } })
 end
 
--- The RTRS message at the end of what a client wrote into a chunk. `len` is how long that was.
--- Returns its range, the user header's, and the descriptor of a READ.
+-- The RTRS message at the end of what a client wrote into a chunk. `len` is the length of that
+-- write. Returns its range, the user header's, and the descriptor of a READ.
 local function find_message(tail, len, off)
     local have = tail:len()
     local function at_end(size, kind)
@@ -392,7 +392,7 @@ local function request_message(tree, range, user)
     return user and user:len() >= 4 and user_message(tree, user) or MSG[kind]
 end
 
--- A message in a send. Returns what it is called.
+-- A message in a send. Returns its title.
 local function sent_message(conn, tree, range, first_pass)
     local kind = range:len() >= 2 and range(0, 2):le_uint()
     if kind == 0 and range:len() >= 257 then
@@ -423,10 +423,10 @@ local function sent_message(conn, tree, range, first_pass)
     end
 end
 
--- What happens on a connection.
+-- Events on a connection.
 
--- A write that may come in parts. `remote` is address and key, in the first one of RoCE and in each
--- of iWARP.
+-- A write that may arrive in parts. `remote` is address and key, in the first part over RoCE and in
+-- each part over iWARP.
 local function note_write(side, is_first, remote, range, len, kept)
     if is_first or not side.write then
         side.write = { remote = remote, len = 0 }
@@ -451,7 +451,7 @@ local function desc_of(range)
     return { addr = range(0, 8):le_uint64():tohex(), key = range(8, 4):le_uint() }
 end
 
--- An immediate for the first time: which request or answer it is.
+-- An immediate in the first pass: which request or answer it is.
 local function note_immediate(conn, side, imm, frame, time)
     local found = {}
     local kind = bits(imm, 28, 4)
@@ -542,7 +542,7 @@ end
 
 local function new_connection(range)
     local uuid = range(12, 16):bytes():tohex()
-    -- A path that reconnects has no requests from before.
+    -- A path that reconnects has no earlier requests.
     local cid, count = range(6, 2):le_uint(), range(10, 2):le_uint()
     local path = paths[uuid]
     if not path or path.count ~= count then
@@ -680,7 +680,7 @@ local function roce(tvb, pinfo, tree, addresses)
         end
         at = at + 4
     end
-    -- Behind the payload: padding and the checksum.
+    -- After the payload: padding and the checksum.
     local whole = get.udp_len().value - 8 - (at - bth) - 4 - bits(head(1, 1):uint(), 4, 2)
     local kept = math.max(0, math.min(whole, tvb:len() - at))
     local range = part(tvb(), at, kept)
@@ -883,8 +883,8 @@ end
 
 register_postdissector(rtrs)
 
--- Payloads of known connections are nobody else's: RPC over RDMA takes an empty send for a broken
--- message of its own.
+-- No other dissector may take payloads of known connections: RPC over RDMA takes an empty send for
+-- a broken message of its own.
 local function claim_roce(_, _, _)
     local port, dst = get.udp_port(), get.ip_dst() or get.ip6_dst()
     if not port or not dst or not port.source then

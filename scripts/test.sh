@@ -26,7 +26,7 @@ turn=$((10#$(git rev-list --count HEAD 2>/dev/null || date +%j)))
 long() {
     quick=0 seeds=3000 block=$((3000 + turn % 9 * 3000))
     shares=400 mutants=all lints=1
-    # Incremental builds pay only where the tree is edited and built again.
+    # Incremental builds pay off only where the tree is edited and built again.
     export CARGO_INCREMENTAL=0
 }
 for arg in "$@"; do
@@ -199,9 +199,9 @@ count_lints() { # status
     done < <(grep '^lint: ' "$log")
 }
 
-# Starts the lints in the background, with the processor time that the tests leave: the tests mostly
-# wait. With autogroup, the kernel divides time among sessions first, so the niceness is set there
-# too.
+# Starts the lints in the background, with the processor time that the tests leave over: the tests
+# mostly wait. With autogroup, the kernel divides time among sessions first, so the niceness is set
+# there too.
 lints_begin() {
     CARGO_TARGET_DIR=$target/lints setsid nice -n 19 bash -c \
         "echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh" \
@@ -235,7 +235,7 @@ show_failures() {
 }
 
 # Prints lines `SKIP NAME: REASON`; more than three with the same reason become one line with their
-# number.
+# count.
 group_skips() {
     awk '{
         reason = substr($0, index($0, ": ") + 2)

@@ -163,7 +163,7 @@ sub activate_volume {
     if (!is_attached($name)) {
         client('attach', '--config', $scfg->{'rtrs-config'}, '--device', 'auto', '--', $name);
     }
-    # The link of udev follows the device.
+    # udev creates the link once the device exists.
     run_command(['udevadm', 'settle', '--timeout=20', "--exit-if-exists=$path"]) if !-e $path;
     return 1;
 }
@@ -184,7 +184,7 @@ sub create_base { die "rtrs has no base images\n" }
 
 sub clone_image { die "rtrs has no clones; copy the volume\n" }
 
-# An attached device takes the new size by itself.
+# An attached device adopts the new size automatically.
 sub volume_resize { die "grow the export at the server (rtrs-server export resize), then rescan\n" }
 
 sub volume_snapshot { die "rtrs has no snapshots; take them at the server\n" }

@@ -1,4 +1,4 @@
-//! Fuzz target: a peer's bytes never break the stream engine. The body is in rtrs-core.
+//! Fuzz target: no bytes from a peer break the stream engine. The body is in rtrs-core.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Fuzz target: an NBD client's handshake bytes, however split, cause no panic. The body is in
-//! nbd-bridge.
+//! Fuzz target: an NBD client's handshake bytes cause no panic, however they are split. The body is
+//! in nbd-bridge.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target for text from users and files. The body is `rtrs_server::fuzz_text`.
+//! Fuzz target: no text from users or files causes a panic. The body is `rtrs_server::fuzz_text`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: a peer's bytes never break handshakes and records. The body is in rtrs-core.
+//! Fuzz target: no bytes from a peer break handshakes or records. The body is in rtrs-core.
 
 #![no_main]
 

@@ -42,7 +42,7 @@ pub struct Bridge {
     stopping: bool,
     /// Whether a client's connection ended without a disconnect request.
     lost_client: bool,
-    /// Time of the next check whether orphaned writes have ended, or other shards have checked
+    /// Time of the next check for whether orphaned writes have ended, or other shards have checked
     /// their sockets.
     recheck: Option<Instant>,
     /// Time since which this bridge has waited for memory that others hold.
@@ -102,7 +102,7 @@ impl Bridge {
         })
     }
 
-    /// Takes over a connected client. With too many connections, the client is closed immediately.
+    /// Takes over a connected client. Beyond the connection limit, it is disconnected immediately.
     pub fn adopt(&mut self, now: Instant, socket: OwnedFd) {
         self.add(now, socket, false);
     }

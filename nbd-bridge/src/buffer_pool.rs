@@ -2,7 +2,7 @@
 //!
 //! RDMA pins a region when it is registered, so the bridges of many devices must share regions. A
 //! bridge may hold buffers up to its share (`rtrs_core::shares`): no device gets less than half of
-//! an equal part, even when another device holds its buffers because its disk hangs. A bridge that
+//! an equal share, even when another device holds its buffers because its disk hangs. A bridge that
 //! finds no pool with room for its share creates another one, and so does a bridge that waits too
 //! long for memory that others hold.
 
@@ -80,7 +80,7 @@ impl BufferPool {
     }
 
     /// Adds a share for one more bridge, if there is room. With `waits`, the bridge can wait for
-    /// its reserve, so other bridges may be using it at the moment.
+    /// its reserve, so other bridges may currently be using it.
     fn join(self: Rc<Self>, waits: bool) -> Option<Share> {
         let mut rows = self.rows.borrow_mut();
         let first = !rows.members.contains(&true);

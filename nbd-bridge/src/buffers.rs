@@ -22,7 +22,7 @@ use crate::proto::wire::{CHUNK_MAX, MIN_BLOCK_MAX};
 
 /// Maximum number of bytes of one read or write in one buffer.
 pub(crate) const PART_MAX: usize = 256 * 1024;
-/// Maximum number of bytes for which a read takes memory at a time: the data of one chunk, and the
+/// Maximum number of bytes of memory that a read takes at a time: the data of one chunk, and the
 /// rest of the blocks at its ends. A longer read is done piece by piece.
 pub(crate) const PIECE_MAX: usize = CHUNK_MAX as usize + 2 * MIN_BLOCK_MAX as usize;
 /// Bit position of the share's index in a buffer number.
@@ -99,7 +99,7 @@ impl Buffers {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "{bytes} bytes of buffers are too few: {connections_max} connections and \
+                    "{bytes} bytes is not enough buffer space: {connections_max} connections and \
                      requests of {payload_max} bytes need {}",
                     least * BUFFER_LEN
                 ),
@@ -207,35 +207,35 @@ impl Buffers {
         }
     }
 
-    /// Maximum length, in bytes, of a read piece that eventually gets memory whatever other bridges
-    /// do.
+    /// Maximum length, in bytes, of a read piece that is eventually given memory whatever other
+    /// bridges do.
     pub(crate) fn guaranteed_piece(&self) -> usize {
         let buffers = self.share().guaranteed().saturating_sub(2 * self.kept()).max(1);
         PIECE_MAX.min(buffers * PART_MAX)
     }
 
-    /// Maximum length, in bytes, of a read piece for which a connection without memory gets memory
-    /// now.
+    /// Maximum length, in bytes, of a read piece for which a connection that holds no memory could
+    /// get memory right now.
     pub(crate) fn available_piece(&self) -> usize {
         let kept = self.kept();
         let free = self.share().room().saturating_sub(kept.saturating_sub(self.receivers));
         PIECE_MAX.min(free.saturating_sub(kept.saturating_sub(self.readers)).max(1) * PART_MAX)
     }
 
-    /// Takes the receive buffer of a new connection.
+    /// Takes a receive buffer for a new connection.
     pub(crate) fn take_receiver(&mut self) -> Option<u32> {
         let buffer = self.take()?;
         self.receivers += 1;
         Some(buffer)
     }
 
-    /// Releases the receive buffer of a connection.
+    /// Releases a connection's receive buffer.
     pub(crate) fn release_receiver(&mut self, buffer: u32) {
         self.receivers -= 1;
         self.release(buffer);
     }
 
-    /// Replaces buffer `old` by a fresh one that starts with the `len` bytes at `from`.
+    /// Replaces buffer `old` with a fresh one that starts with the `len` bytes at `from`.
     pub(crate) fn exchange(&mut self, old: u32, from: usize, len: usize) -> Option<u32> {
         let fresh = self.take()?;
         self.copy((old, from), (fresh, 0), len);
@@ -390,7 +390,7 @@ impl Buffers {
         }
     }
 
-    /// Releases the buffer for small reads of a connection without reads.
+    /// Releases the small-read buffer of a connection that has no reads in progress.
     pub(crate) fn drop_cut(&mut self, memory: &mut ReadMemory) {
         if let Some((buffer, _)) = memory.cut.take() {
             self.release_read(buffer, memory);
@@ -427,7 +427,7 @@ mod tests {
         for _ in 0..65 {
             assert!(buffers.take_read(4096, false, &mut memory, &mut parts));
         }
-        assert_eq!((buffers.held(), memory.held()), (1, 1), "65 reads fit one buffer");
+        assert_eq!((buffers.held(), memory.held()), (1, 1), "65 reads fit in one buffer");
         assert_eq!(parts[1].slice.offset() - parts[0].slice.offset(), 4096);
         assert!(buffers.take_read(4096, false, &mut memory, &mut parts));
         assert_eq!((buffers.held(), memory.held()), (2, 2));
@@ -495,7 +495,7 @@ mod tests {
         assert!(Buffers::new(&pools, piece - BUFFER_LEN, 1, 2 * PIECE_MAX).is_err());
     }
 
-    /// Takes a connection's first read memory, of one buffer.
+    /// Takes one buffer as a connection's first memory for reads.
     fn reads(buffers: &mut Buffers) -> bool {
         let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
         buffers.take_read(PART_MAX, true, &mut memory, &mut parts)

@@ -188,7 +188,7 @@ impl Conn {
         }
     }
 
-    /// Handles a client that neither sends nor reads anymore.
+    /// Handles a client that no longer sends or reads.
     fn on_gone(&mut self, port: &Port, shared: &mut Shared) {
         if self.rows == 0 && self.link.has_read_everything() {
             self.reports.leave(shared.losses.as_deref());
@@ -237,7 +237,7 @@ impl Conn {
     }
 
     /// Handles a row whose reply was sent or can no longer be delivered. The device may still be
-    /// working on a row that it gave up on. A piece of a long read is followed by the next piece.
+    /// working on a row that was given up. A piece of a long read is followed by the next piece.
     fn told(&mut self, row: u32, shared: &mut Shared) {
         let entry = shared.requests.row(row);
         if entry.is_between() {
@@ -268,8 +268,8 @@ impl Conn {
         reports.note_reported(shared.losses.as_deref(), input.parsed(), arrived);
     }
 
-    /// Records whether requests wait. Receiving stops meanwhile, so the ring is asked to report a
-    /// hangup, which would otherwise go unnoticed until a new connection triggers a check.
+    /// Records whether requests wait. While they do, receiving stops, so the ring is asked to
+    /// report a hangup, which would otherwise go unnoticed until a new connection triggers a check.
     pub(crate) fn note_stall(&mut self, port: &Port) {
         let stalled = !self.link.is_receiving() && !matches!(self.phase, Phase::Ended);
         self.reports.set_stalled(stalled);

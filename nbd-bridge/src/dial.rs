@@ -1,4 +1,4 @@
-//! Connecting to an NBD server: everything up to the first request, on a thread that may block.
+//! Connects to an NBD server: everything up to the first request, on a thread that may block.
 
 use std::fmt;
 use std::io::{self, Read, Write};

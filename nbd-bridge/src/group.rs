@@ -32,7 +32,7 @@ const ABSENT: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub(crate) round: u64,
-    /// The shard has checked since every other round was requested.
+    /// The shard has already checked for every earlier round.
     pub(crate) only: bool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Due {
 pub struct Group {
     /// Orphaned writes, identified by shard and row.
     pub(crate) orphans: Orphans<(usize, u32)>,
-    /// Changes to parts of blocks, and the requests that take turns with them.
+    /// Changes to parts of blocks, and the requests that are serialized with them.
     pub(crate) ranges: Ranges,
     /// Number of the last round that was requested.
     round: AtomicU64,
@@ -122,7 +122,7 @@ impl fmt::Debug for Group {
     }
 }
 
-/// A bridge's place in its group.
+/// Identifies a bridge within its group.
 #[derive(Clone, Debug)]
 pub struct Seat {
     /// Group of the device.
@@ -158,7 +158,7 @@ mod tests {
         group.leave(2);
         assert!(group.is_over(round), "its connections have ended");
         group.join(2);
-        assert_eq!(group.due(2), None, "a new bridge has none from before");
+        assert_eq!(group.due(2), None, "a new bridge has no earlier rounds to catch up on");
     }
 
     #[test]

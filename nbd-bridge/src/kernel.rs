@@ -1,9 +1,9 @@
 //! `/dev/nbdX`: a kernel block device on top of the bridge's shards.
 //!
-//! The kernel's nbd driver gets one socket per shard, already in the transmission phase; the other
-//! end of each is adopted by that shard's [`Bridge`](crate::Bridge). The driver sends the requests
-//! of a CPU through the socket of that CPU's hardware queue, with at most [`QUEUE_DEPTH`] requests
-//! in flight per socket.
+//! The kernel's nbd driver is given one socket per shard, already in the transmission phase; the
+//! other end of each is adopted by that shard's [`Bridge`](crate::Bridge). The driver sends the
+//! requests of a CPU through the socket of that CPU's hardware queue, with at most [`QUEUE_DEPTH`]
+//! requests in flight per socket.
 //!
 //! - `device`: lifecycle of a device from connect to disconnect, each step with a timeout;
 //!   `options`: parameters of a connect; `error`: reasons for failure;

@@ -8,10 +8,10 @@
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a shard's connections, requests and device; `config` has its limits.
 //! - `group`: state shared by the shards of a device: orphaned writes of closed connections, and
-//!   the turns of changes to parts of blocks, which `cut` finds in a request.
-//! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
+//!   the order of changes to parts of blocks, which `cut` finds in a request.
+//! - `kernel`: the same shards behind a kernel block device, /dev/nbdX.
 //! - `dial`, with `proto/client`: the other side, a connection to an NBD server.
-//! - `send_buffer`: send buffer sizes of unix sockets; `notices`: log lines that clients can cause.
+//! - `send_buffer`: send buffer sizes of unix sockets; `notices`: log lines that clients trigger.
 //! - `export`, `status`: a device and its errors in NBD terms.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Log lines that NBD clients can cause, rate limited so that no client can flood the log.
+//! Log lines that NBD clients can trigger, rate limited so that no client can flood the log.
 //!
 //! The first line of a kind is logged immediately, further ones at growing intervals, each with the
 //! number of suppressed lines.
@@ -36,7 +36,7 @@ impl Notice {
     }
 }
 
-/// Rate limits of a shard's log lines.
+/// Rate limits for a shard's log lines.
 #[derive(Debug, Default)]
 pub(crate) struct Notices(LogLimits<Notice>);
 

@@ -6,7 +6,7 @@
 //! are taken from clients. Rows that overlap an orphaned write are deferred until it has ended
 //! (`group`). A row that the device gives up on is answered with an error immediately; the device
 //! holds the row and its memory until the IO ends, and a change counts as an orphaned write from
-//! then on. Changes to parts of blocks take turns with overlapping requests (`fragments`).
+//! then on. Changes to parts of blocks are serialized with overlapping requests (`fragments`).
 //!
 //! This file passes rows from one part to the next: `orphaned_writes`, `turns` and `device_queue`
 //! each own the rows that wait in them. Called by connections and by the shard's turn in `bridge`.
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     pub(crate) first_reader: FirstReader,
     pub(crate) requests: Requests,
     pub(crate) stats: FrontEndStats,
-    /// Rate limits of log lines that clients can cause.
+    /// Rate limits for log lines that clients can trigger.
     pub(crate) notices: Notices,
     pub(crate) internal_errors: internal_error::InternalErrors,
     /// Time of the current turn.
@@ -145,8 +145,8 @@ impl Shared {
             self.first_reader.stop(slot);
             return true;
         }
-        // A connection that holds memory waits for its own client, which may never read, so it
-        // gets no precedence.
+        // A connection that holds memory waits for its own client, which may never read, so it is
+        // given no precedence.
         if memory.is_empty() {
             self.first_reader.wait(slot);
         }
@@ -179,7 +179,7 @@ impl Shared {
             // More of the payload has arrived.
             return;
         }
-        // IO that took too long may have ended meanwhile; then the rest is submitted.
+        // IO that took too long may have ended in the meantime; then the rest is submitted.
         let noted = entry.reply.late() == Late::Noted;
         if noted && entry.progress.is_complete() && entry.is_at_device() {
             return self.give_up(row);
@@ -196,8 +196,8 @@ impl Shared {
         !self.orphaned_writes.deferred().is_empty() || !self.turns.waiting().is_empty()
     }
 
-    /// Submits deferred rows whose bytes no orphaned write can change anymore. Returns true when
-    /// there was such a row.
+    /// Submits deferred rows whose bytes no orphaned write can change anymore. Returns true if
+    /// there were any.
     pub(crate) fn release_deferred(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
         while let Some(index) = self.orphaned_writes.release(&mut at, &mut self.requests) {
@@ -208,7 +208,7 @@ impl Shared {
     }
 
     /// Fails rows that have been deferred, or have waited for their turn, for too long. Such rows
-    /// have not begun. Returns true when there was such a row.
+    /// have not begun. Returns true if there were any.
     pub(crate) fn expire_deferred(&mut self, now: Instant) -> bool {
         let Some(bound) = self.deferred_max else { return false };
         let (mut at, mut any) = (0_usize, false);
@@ -229,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Handles a row that the device gives up on in part: the client gets an error now. Bytes
+    /// Handles a row that the device gives up on in part: the client is sent an error now. Bytes
     /// already submitted may still take effect, so a change holds up overlapping requests until it
     /// ends, as an orphaned write does. The row and its memory stay until then.
     fn give_up(&mut self, index: u32) {
@@ -253,7 +253,7 @@ impl Shared {
         self.drop_turns(index);
     }
 
-    /// Collects the IOs that the device gives up on. Returns true when there was one.
+    /// Collects the IOs that the device gives up on. Returns true if there were any.
     fn take_given_up(&mut self) -> bool {
         let mut any = false;
         while let Some(tag) = self.queue.device_mut().take_given_up() {
@@ -273,7 +273,7 @@ impl Shared {
         any
     }
 
-    /// Handles the end of a connection's client: changes that the device may still make become
+    /// Handles the disconnection of a client: changes that the device may still make become
     /// orphaned writes. Deferred requests fail: they have not begun, and they must not wait for
     /// orphaned writes while being orphaned writes themselves.
     pub(crate) fn orphan(&mut self, conn: ConnId) {
@@ -342,8 +342,8 @@ impl Shared {
             {
                 losses.add();
             }
-            // A change within blocks has had its turn. Anything left of the orphaned write that it
-            // overlaps is elsewhere.
+            // A change to part of a block has had its turn. Anything left of the orphaned write
+            // that it overlaps is elsewhere.
             self.orphaned_writes.undefer(row, entry);
             self.orphaned_writes.remove(row, entry);
             // A row whose error reply is being sent ends with that reply.
@@ -353,8 +353,8 @@ impl Shared {
         }
     }
 
-    /// Frees a row and its memory, for a connection that has `rows` rows. Returns false when the
-    /// row has to stay.
+    /// Frees a row and its memory, for a connection that holds `rows` rows. Returns false when the
+    /// row must stay.
     #[must_use]
     pub(crate) fn free_row(&mut self, row: u32, rows: usize, memory: &mut ReadMemory) -> bool {
         if !self.leave_tables(row) {

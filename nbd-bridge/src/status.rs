@@ -1,5 +1,5 @@
-//! Conversion from `IoStatus` to NBD errors: total, following the meaning that the NBD document
-//! assigns to each value.
+//! Conversion from `IoStatus` to NBD errors: total, following the meaning that the NBD
+//! specification assigns to each value.
 
 use rtrs_core::status::IoStatus;
 

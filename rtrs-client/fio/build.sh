@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fio engine rtrs.so for this machine's fio, and prints its path. Use it with
-# ioengine=external:PATH; see docs/how-to/embed.md. It is under GPL-2.0-only, like fio, whose
-# headers it includes.
+# ioengine=external:PATH; see docs/how-to/embed.md. The engine is licensed under GPL-2.0-only, like
+# fio, whose headers it includes.
 #
 #   rtrs-client/fio/build.sh [--fio-source DIR] [--output FILE] [--cache DIR]
 #
@@ -18,7 +18,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-# Limit of each step of the download, in seconds.
+# Time limit for each step of the download, in seconds.
 DOWNLOAD_MAX=120
 target=${CARGO_TARGET_DIR:-$here/../../target}
 output=$target/fio/rtrs.so cache=$target/fio/cache source=''

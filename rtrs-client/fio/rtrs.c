@@ -2,9 +2,9 @@
 /*
  * fio engine for volumes, with librtrs: see docs/how-to/embed.md. build.sh compiles it.
  *
- * Jobs of a process that have the same settings share a session. It is opened when fio sets up the
- * first of them, with a queue for each job that may run at the same time, and closed when the last
- * one ends. A job takes a queue when it starts and returns it when it ends.
+ * Jobs of a process that have the same settings share a session. The session is opened when fio
+ * sets up the first of them, with a queue for each job that may run at the same time, and closed
+ * when the last one ends. A job takes a queue when it starts and returns it when it ends.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -181,7 +181,7 @@ static int set_list(rtrs_options *options, const char *list)
     return status;
 }
 
-/* Whether the query of a URI has a setting. */
+/* Whether the query of a URI contains a setting. */
 static bool has_setting(const char *uri, const char *name)
 {
     const char *found = uri;
@@ -283,7 +283,7 @@ static struct session *find_session(const struct thread_data *td)
     return NULL;
 }
 
-/* Creates the session of a job and of those that share it. A failure to open it is in `status`. */
+/* Creates the session of a job and of those that share it. `status` holds the error of the open. */
 static struct session *create_session(const struct thread_data *td)
 {
     struct plan plan = plan_for(td);
@@ -310,7 +310,7 @@ static struct session *create_session(const struct thread_data *td)
     return session;
 }
 
-/* Ends the membership of a job. Closes the session unless another job may still use it. */
+/* Removes a job from its session. Closes the session unless another job may still use it. */
 static void leave_session(struct session *session, const struct thread_data *td)
 {
     bool is_needed = false;
@@ -419,7 +419,7 @@ static int engine_setup(struct thread_data *td)
     int status = -ENOMEM;
 
     if (!has_same_layout(td)) {
-        log_err("rtrs: this engine was built for another fio; run build.sh again\n");
+        log_err("rtrs: this engine was built for another version of fio; run build.sh again\n");
         return 1;
     }
     /* A forked child cannot use the session. */

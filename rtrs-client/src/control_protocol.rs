@@ -1,5 +1,5 @@
 //! Requests and replies of an attached session's control socket: one line of JSON in each direction
-//! (docs/reference/control-socket.md). A refused request gets `{"error": WHY}`
+//! (docs/reference/control-socket.md). A refused request is answered with `{"error": WHY}`
 //! (`rtrs_core::local`).
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::path::state::PathState;
 use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};
 use crate::stats::OpCount;
 
-/// Start of the URI of a volume that is served to a virtual machine.
+/// URI prefix of a volume that is served to a virtual machine.
 pub(crate) const VHOST_USER: &str = "vhost-user-blk:";
 
 /// Request to a session.
@@ -38,7 +38,7 @@ pub(crate) enum Request {
     Detach {
         /// Time for requests in flight, in milliseconds.
         within_ms: u64,
-        /// Whether to cut the connections of NBD clients, as commands without this field expect.
+        /// Whether to cut NBD clients' connections, as older commands, which omit this, expect.
         #[serde(default = "force_default")]
         force: bool,
     },
@@ -113,7 +113,7 @@ pub(crate) struct Changed {
 pub(crate) struct Detached {
     /// Always true.
     pub(crate) detached: bool,
-    /// Number of IO requests that did not end in time.
+    /// Number of IO requests that did not finish in time.
     #[serde(default)]
     pub(crate) abandoned: usize,
     /// Warning, for example that the device is still in use.
@@ -215,13 +215,13 @@ pub(crate) struct Status {
     pub(crate) version: Option<String>,
     /// Number of IO threads.
     pub(crate) shards: u16,
-    /// Size of the export in bytes, once it was open.
+    /// Size of the export in bytes, once it has been opened.
     pub(crate) size: Option<u64>,
     /// Logical block size.
     pub(crate) block_size: Option<u32>,
     /// Whether the volume is read-only.
     pub(crate) read_only: Option<bool>,
-    /// Whether it is read-only because the server refused to open it for writing.
+    /// Whether the volume is read-only because the server refused to open it for writing.
     #[serde(default)]
     pub(crate) read_only_fallback: bool,
     /// Number of unanswered IO requests.
@@ -249,7 +249,7 @@ pub(crate) struct Status {
     /// Files that the next process will lack because they could not be written, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) unsaved: Vec<String>,
-    /// Number of NBD connections, including those in their handshake and those of the kernel.
+    /// Number of NBD connections, including the kernel's and those in their handshake.
     pub(crate) nbd_connections: u64,
     /// Number of connections of NBD clients or a virtual machine that a detach would cut.
     #[serde(default)]
@@ -356,9 +356,9 @@ choices! {
 /// Waiting IO.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OldestIo {
-    /// Time since its arrival in milliseconds.
+    /// Time since the IO arrived, in milliseconds.
     pub(crate) age_ms: u64,
-    /// Event that it waits for.
+    /// Event that the IO waits for.
     pub(crate) waits_for: WaitsFor,
     /// Path involved in the wait.
     pub(crate) path: Option<String>,
@@ -380,7 +380,7 @@ pub(crate) struct SlowRequests {
 pub(crate) struct IoErrors {
     /// Number of failed IOs.
     pub(crate) count: u64,
-    /// Number of flushes among them that succeeded at the server but reported lost writes.
+    /// Number of failed flushes that succeeded at the server but reported lost writes.
     #[serde(default)]
     pub(crate) lost_writes: u64,
     /// Last failed IO that was not such a flush.
@@ -398,7 +398,7 @@ pub(crate) struct IoError {
     pub(crate) offset: u64,
     /// Length in bytes; 0 for a flush.
     pub(crate) bytes: u32,
-    /// Path whose answer or end failed the IO, if one did.
+    /// Path whose answer or failure made the IO fail, if any.
     pub(crate) path: Option<String>,
     /// Time since the failure in milliseconds.
     pub(crate) age_ms: u64,
@@ -436,7 +436,7 @@ pub(crate) struct PathInfo {
     pub(crate) internal_errors: u64,
     /// Last error that ended the path or an attempt, even if the path has reconnected since.
     pub(crate) last_error: Option<String>,
-    /// Time since that error in milliseconds.
+    /// Time since the last error in milliseconds.
     #[serde(default)]
     pub(crate) last_error_age_ms: Option<u64>,
     /// Number of such errors since the path was added.
@@ -462,12 +462,12 @@ impl PathInfo {
         matches!(self.state, PathState::Connected | PathState::Standby)
     }
 
-    /// Whether the path carries IO of the volume, or is ready to.
+    /// Whether the path carries the volume's IO, or is ready to.
     pub(crate) fn is_connected(&self) -> bool {
         self.is_up() && self.refused.is_none()
     }
 
-    /// Reason why the path carries no IO of the volume; None if it does or may.
+    /// Reason why the path does not carry the volume's IO; None if it does or may.
     pub(crate) fn why(&self) -> Option<&str> {
         self.refused.as_deref().or_else(|| self.last_error.as_deref().filter(|_| !self.is_up()))
     }
@@ -525,7 +525,7 @@ pub(crate) struct Attached {
     pub(crate) block_size: Option<u32>,
     /// Whether the volume is read-only.
     pub(crate) read_only: Option<bool>,
-    /// Whether it is read-only because the server refused to open it for writing.
+    /// Whether the volume is read-only because the server refused to open it for writing.
     #[serde(default)]
     pub(crate) read_only_fallback: bool,
     /// Server and export that the volume is bound to.

@@ -32,9 +32,9 @@ use crate::stats::{OpCount, PathCount};
 
 /// Maximum number of events that wait for their reader; beyond that the oldest is dropped.
 pub const EVENTS_MAX: usize = 256;
-/// Maximum time for requests in flight at the end of a session.
+/// Maximum time allowed for requests in flight when a session ends.
 const GRACE_MAX: Duration = Duration::from_secs(3600);
-/// Time that the end of a session may take in addition to the grace period of its requests.
+/// Time that ending a session may take in addition to the grace period for its requests.
 const END_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Change of an open volume.
@@ -58,7 +58,7 @@ pub enum VolumeEvent {
 /// End of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// All shards have ended; this number of requests had not ended in time.
+    /// All shards have ended; this number of requests had not finished in time.
     Done(usize),
     /// A shard has failed.
     ShardFailed,
@@ -111,7 +111,7 @@ impl EventList {
     }
 }
 
-/// Adds events for the changes of the geometry that users have to know.
+/// Adds events for the geometry changes that users have to know about.
 fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     if before.size != now.size {
         events.add(VolumeEvent::Resized(now.size));
@@ -121,7 +121,7 @@ fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     }
 }
 
-/// Number of connected paths and of all paths, as shard 0 knows them.
+/// Number of connected paths and of all paths, as known to shard 0.
 fn count_paths(shards: &ShardHandle) -> Option<(usize, usize)> {
     let reports = shards.reports(Reported::None);
     let paths = control(&reports)?.engine.paths.as_ref()?;
@@ -132,7 +132,7 @@ fn control(reports: &[ClientShardReport]) -> Option<&ClientShardReport> {
     reports.iter().find(|report| report.engine.shard == CoreIndex(0))
 }
 
-/// Converts the events of a session until its end.
+/// Converts the events of a session until it ends.
 fn follow(inbox: &mpsc::Receiver<Wake>, shards: &ShardHandle, events: &EventList) {
     shards.watch_paths();
     let mut known = count_paths(shards);
@@ -140,7 +140,7 @@ fn follow(inbox: &mpsc::Receiver<Wake>, shards: &ShardHandle, events: &EventList
         let Wake::Session(event) = wake else { continue };
         match event {
             Event::PathsChanged => {
-                // Watched before the count, so that no later change is missed.
+                // The paths are watched before they are counted, so that no later change is missed.
                 shards.watch_paths();
                 let counted = count_paths(shards);
                 if counted != known
@@ -175,7 +175,7 @@ pub struct PathReport {
     pub connected: bool,
     /// Number of reconnects.
     pub reconnects: u64,
-    /// Reason for the last end of the path, unless it is connected.
+    /// Reason why the path last went down, unless it is connected.
     pub last_error: Option<String>,
     /// Counters of all shards.
     pub counts: PathCount,
@@ -331,7 +331,7 @@ impl EmbeddedVolume {
 
     /// Ends the session: requests in flight finish within `grace`, at most an hour, and the rest
     /// then fail. Takes at most 20 s longer than `grace`. Returns the number of requests that did
-    /// not end in time; 0 if the session was closed before.
+    /// not finish in time; 0 if the session was closed before.
     pub fn close(&mut self, grace: Duration) -> usize {
         let Some(running) = self.running.get_mut().take() else { return 0 };
         let (begin, grace) = (Instant::now(), grace.min(GRACE_MAX));

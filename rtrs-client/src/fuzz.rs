@@ -1,14 +1,14 @@
 //! Body of the fuzz target `client_paths`.
 //!
 //! The input is a small program: the actions of a server that follows no rule of the protocol, and
-//! the requests of the device's users in the meantime. The server answers correctly unless the
-//! program says otherwise. The program can make it send invalid accepts, INFO_RSP and OPEN_RSP,
-//! arbitrary bytes and immediates, write to any client memory that it was ever given, withhold
-//! answers, repeat them, drop connections and fall silent. The client is that of the daemon, on one
-//! or two shards of the simulated fabric. The target fails on a panic, when the client does not
-//! become idle, when its tables are inconsistent, when an IO ends twice or never, and when a
-//! detached session does not end or leaves memory registered. The fuzz crate calls it with new
-//! inputs, the tests with the corpus.
+//! the concurrent requests of the device's users. The server answers correctly unless the program
+//! says otherwise. The program can make it send invalid accepts, INFO_RSP and OPEN_RSP, arbitrary
+//! bytes and immediates, write to any client memory that it was ever given, withhold answers,
+//! repeat them, drop connections and fall silent. The client is that of the daemon, on one or two
+//! shards of the simulated fabric. The target fails on a panic, when the client does not become
+//! idle, when its tables are inconsistent, when an IO ends twice or never, and when a detached
+//! session does not end or leaves memory registered. The fuzz crate calls it with new inputs, the
+//! tests with the corpus.
 
 mod answers;
 mod input;
@@ -58,11 +58,11 @@ const SEND_LEN: usize = 64 << 10;
 const INFO_AT: usize = SEND_AT + SEND_LEN;
 const MEMORY: usize = INFO_AT + CONNS_MAX * 512;
 const RECVS: u64 = 32;
-/// Size of the IO buffers on each shard of the client, in pieces of the largest IO.
+/// Size of the IO buffers on each of the client's shards, in pieces of the largest IO.
 const BUFFERS: usize = 16 * MAX_IO as usize;
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
-/// Time within which a client without a server ends all IO and, after a detach, itself.
+/// Time within which a client without a server ends all IO and, after a detach, exits.
 const END: Duration = Duration::from_secs(30);
 
 /// Messages that the server sends once in place of correct ones.
@@ -96,7 +96,7 @@ struct Server {
     conns: Vec<Conn>,
     lies: Lies,
     new_rkey: bool,
-    /// Whether the server's answers carry times.
+    /// Whether the server's answers contain times.
     timed: bool,
     extensions: Extensions,
     /// Value that corrupts the server's proofs; 0 for none.
@@ -389,7 +389,7 @@ impl Rig {
         }
     }
 
-    /// Ends the server permanently. All IO must end, and after a detach everything else.
+    /// Stops the server permanently. All IO must end, and after a detach everything else.
     fn end(mut self) {
         let now = self.world.now();
         for conn in (0..self.server.conns.len()).rev() {

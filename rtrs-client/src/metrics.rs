@@ -6,7 +6,7 @@ rtrs_core::metrics! {
     of ["volume", "export"];
     io ["volume", "export"];
     IO_PART_SECONDS = Histogram "rtrs_client_io_part_seconds" ["volume", "export", "part"]
-        "Parts of the time of requests, all paths together.";
+        "Breakdown of the time of requests, over all paths.";
     INFO = Gauge "rtrs_client_info" ["volume", "export", "session", "device"]
         "Name of the session at the server, and its block device if it has one; the value is 1.";
     SESSION_UP = Gauge "rtrs_client_session_up" ["volume"]
@@ -20,7 +20,7 @@ rtrs_core::metrics! {
     OLDEST = Gauge "rtrs_client_oldest_io_seconds" ["volume", "export"]
         "Age of the oldest IO in flight; 0 if there is none.";
     QUEUE_FULL = Counter "rtrs_client_queue_full_total" ["volume", "export"]
-        "IOs that found the whole queue depth in use.";
+        "IOs that found the queue full.";
     SLOW = Gauge "rtrs_client_slow_requests" ["volume", "export"]
         "Requests not answered within io-timeout over a path that works.";
     SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["volume", "export"]
@@ -50,7 +50,7 @@ rtrs_core::metrics! {
     PATH_RECONNECTS = Counter "rtrs_client_path_reconnects_total" ["volume", "export", "path"]
         "Number of times that the path reconnected.";
     PATH_ENDS = Counter "rtrs_client_path_ends_total" ["volume", "export", "path"]
-        "Failed attempts to connect, and ends of the connected path.";
+        "Failed attempts to connect, and failures of the connected path.";
     PATH_FAILOVERS = Counter "rtrs_client_path_failovers_total" ["volume", "export", "path"]
         "Requests that were in flight when the path died and were resent.";
     PATH_FENCE_WAITS = Counter "rtrs_client_path_fence_waits_total" ["volume", "export", "path"]

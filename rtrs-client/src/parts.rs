@@ -74,7 +74,7 @@ impl Parts {
         self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| mine.add(theirs));
     }
 
-    /// Parts that have times.
+    /// Returns the parts that have recorded times.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Part, &FineTimes)> {
         Part::ALL.into_iter().zip(&self.0).filter(|(_, times)| times.count() > 0)
     }

@@ -48,9 +48,9 @@ pub(crate) struct SessionLog {
 /// Reason why a log cannot be opened.
 #[derive(Debug)]
 pub(crate) enum LogError<E> {
-    /// A different process has the log: the name is being attached or detached.
+    /// A different process holds the log: the name is being attached or detached.
     Busy,
-    /// A different process has the log, for this reason.
+    /// A different process holds the log, for this reason.
     Taken(E),
     /// System error.
     System(io::Error),
@@ -62,7 +62,7 @@ pub(crate) fn path_of(run_dir: &RunDir, name: &str) -> PathBuf {
 }
 
 impl SessionLog {
-    /// Opens and locks the log. A different process that has the log may be about to end, so this
+    /// Opens and locks the log. A different process that holds the log may be about to end, so this
     /// waits for a short time, unless `is_free` objects.
     pub(crate) fn open<E>(
         path: PathBuf,

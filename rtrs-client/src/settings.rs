@@ -33,7 +33,7 @@ rtrs_core::settings! {
         /// A path is SCHEME://[SOURCE@]HOST[:PORT]. SCHEME is tcp, tls or rdma; one session can mix
         /// tcp and rdma. tls is TCP with TLS 1.3 and needs tls-dir, or key-file and server-key.
         /// SOURCE is the local address to connect from. IPv6 addresses go in brackets. The default
-        /// port is 1234. The form of rnbd, ip:SOURCE@ip:HOST, means rdma://. At least one path is
+        /// port is 1234. The rnbd form, ip:SOURCE@ip:HOST, means rdma://. At least one path is
         /// needed. --policy distributes requests over all paths.
         path: Vec<Portal> = "",
         /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// and rdma://
@@ -65,15 +65,15 @@ rtrs_core::settings! {
         /// auto is rw, or ro if the export is read-only. A server allows one session to open an
         /// export rw, any number to open it ro, and a second writer only with migration.
         access: Option<Access> = "auto; for bench: what rw needs",
-        /// How to select a path per request
+        /// How to select a path for each request
         ///
         /// round-robin uses the paths in turn. min-inflight selects the path with the fewest
         /// requests in flight. min-latency selects the path with the shortest heartbeat round trip.
         policy: Policy = "min-inflight",
         /// Name of the session at the server
         ///
-        /// 1 to 254 bytes without slash, dot and NUL. The default replaces these characters in HOST
-        /// and NAME.
+        /// 1 to 254 bytes, without slashes, dots or NULs. The default replaces these characters in
+        /// HOST and NAME.
         session_name: Option<String> = "HOST-NAME",
         /// Required identity of server and export, SERVER/EXPORT
         ///
@@ -117,7 +117,7 @@ rtrs_core::settings! {
         heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for connecting a path
         ///
-        /// It applies to the start of each connection. The InfoExchange step has twice this time.
+        /// It applies to the start of each connection. The InfoExchange step gets twice this time.
         connect_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "5s"
             was "connect-timeout-ms",
         /// Delay before the first reconnect of a path
@@ -137,8 +137,8 @@ rtrs_core::settings! {
         /// IO while no path is connected: queue, queue-for=TIME or fail
         ///
         /// queue: hold IO until a path returns. queue-for=TIME: hold it for at most TIME, then
-        /// fail. fail: fail at once. TIME is 100ms to 24h and begins when the last path ends; when
-        /// it is over, all IO fails until a path returns.
+        /// fail. fail: fail at once. TIME is 100ms to 24h and begins when the last path is lost;
+        /// once it has passed, all IO fails until a path returns.
         no_path: NoPath = "queue-for=1m",
         /// When to resend the requests of a dead path to a kernel server
         ///
@@ -163,7 +163,7 @@ rtrs_core::settings! {
         /// Format of the log
         ///
         /// json is one object per line. journald is text with the priority at the start of each
-        /// line, where systemd reads it, and without time and level.
+        /// line, where systemd reads it, and without the time or level.
         log_format: LogFormat = "text",
     }
 }
@@ -234,9 +234,9 @@ rtrs_core::settings! {
         ///
         /// A safety net for a session that hangs. The kernel closes a connection and resends its
         /// requests over the connection of another shard. The default is 24h with slow-io wait and
-        /// with no-path queue, because a request can take any time there. Otherwise it is twice
-        /// io-timeout, plus the time of no-path, plus 30s. The minimum is twice io-timeout, plus
-        /// the time of no-path, plus 1s. Not with quick-takeover.
+        /// with no-path queue, because a request can then take arbitrarily long. Otherwise it is
+        /// twice io-timeout, plus the time of no-path, plus 30s. The minimum is twice io-timeout,
+        /// plus the time of no-path, plus 1s. Not with quick-takeover.
         device_timeout: Option<Time<SECOND, { 24 * HOUR }>> = "from slow-io and no-path"
             was "device-timeout-s",
         /// Time the kernel holds the requests of a dead process
@@ -252,7 +252,7 @@ rtrs_core::settings! {
         takeover: bool = "false",
         /// Limit the pause of a takeover to about two seconds; implies takeover
         ///
-        /// The device has one kernel socket and one shard, so one thread carries all of its IO. The
+        /// The device has one kernel socket and one shard, so one thread handles all of its IO. The
         /// kernel has no timeout for a request, so device-timeout is refused.
         quick_takeover: bool = "false",
         /// Stay in the foreground until SIGTERM or detach
@@ -286,10 +286,10 @@ rtrs_core::settings! {
         buffer_size: ByteSize = "64M",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
-        /// With port 0 the system chooses one, which the log names. Each session is a process and
-        /// needs its own address; `rtrs-client exporter` serves the metrics of all sessions at one
-        /// address. Anyone who can connect can read the metrics, so use an address on a trusted
-        /// network. `rtrs-client metrics` prints those of all sessions.
+        /// With port 0, the system chooses a port, which is written to the log. Each session is a
+        /// process and needs its own address; `rtrs-client exporter` serves the metrics of all
+        /// sessions at one address. Anyone who can connect can read the metrics, so use an address
+        /// on a trusted network. `rtrs-client metrics` prints those of all sessions.
         metrics: Option<MetricsAddress> = "",
     }
 }
@@ -310,8 +310,8 @@ rtrs_core::settings! {
     pub struct BenchSettings {
         /// IO pattern
         ///
-        /// Sequential or random reads or writes; randrw mixes random reads and writes as rwmixread
-        /// says. Writes destroy the data on the export.
+        /// Sequential or random reads or writes; randrw mixes random reads and writes in the ratio
+        /// set by rwmixread. Writes destroy the data on the export.
         rw: BenchMode = "randread",
         /// Size of a request, a multiple of 512 up to 32M
         ///
@@ -353,7 +353,7 @@ impl AttachSettings {
         device.is_none() && socket.is_none() && listen.is_none() && vhost_user.is_none()
     }
 
-    /// Unsets the place.
+    /// Unsets the device, socket or address.
     pub(crate) fn take_place(&mut self) {
         (self.device, self.socket, self.listen, self.vhost_user) = (None, None, None, None);
     }

@@ -57,7 +57,7 @@ pub struct DeviceStats {
     pub ops: [OpCount; 6],
     /// Time from submission to completion, by operation.
     pub times: [Times; 6],
-    /// Number of IOs that found the whole queue depth in use.
+    /// Number of IOs that found the queue full.
     pub queue_full: u64,
     /// Number of requests not answered within the IO timeout although their path was alive.
     pub slow_requests: u64,
@@ -121,7 +121,7 @@ impl DeviceStats {
 
 fn add_latency(mine: &mut Histogram<u64>, theirs: &Histogram<u64>) {
     if let Err(error) = mine.add(theirs) {
-        tracing::debug!("histograms of different bounds: {error}");
+        tracing::debug!("histograms with different bounds: {error}");
     }
 }
 

@@ -5,7 +5,7 @@
 //! device and there are no locks between them: a [`BlockSource`] is the shareable description from
 //! which every shard opens its own [`BlockDevice`].
 //!
-//! Contract: `submit` takes an [`Io`] or gives it back when the device is full; each accepted IO
+//! Contract: `submit` accepts an [`Io`], or returns it if the device is full; each accepted IO
 //! yields exactly one [`Completion`] with its tag, in any order. The submitter does not touch the
 //! buffer until then, even if the device has meanwhile given up on the IO
 //! ([`BlockDevice::take_given_up`]).
@@ -111,11 +111,11 @@ pub struct Geometry {
     pub logical_block: u32,
     /// IO unit that the device prefers; a power of two, at least `logical_block`.
     pub physical_block: u32,
-    /// Largest read or write taken in one `Io`. Callers split larger ones.
+    /// Largest read or write accepted in one `Io`. Callers split larger ones.
     pub io_max: u32,
-    /// Largest discard taken in one `Io`.
+    /// Largest discard accepted in one `Io`.
     pub discard_max: u32,
-    /// Largest write zeroes taken in one `Io`.
+    /// Largest write zeroes accepted in one `Io`.
     pub zeroes_max: u32,
     /// No write, discard or write zeroes is accepted.
     pub read_only: bool,
@@ -250,7 +250,7 @@ pub struct Core {
     pub index: CoreIndex,
     /// The shard's ring. None in the simulator, where only memory devices run.
     pub ring: Option<Rc<Ring>>,
-    /// Wakes the shard; for devices whose operations end on another thread.
+    /// Wakes the shard; for devices whose operations complete on another thread.
     pub wake: WakeHandle,
 }
 
@@ -320,9 +320,9 @@ pub trait BlockDevice: fmt::Debug {
     /// device [rests](Self::rests), and occasionally when it does.
     fn poll(&mut self, now: Instant) -> bool;
 
-    /// Returns the tag of an IO that takes too long, so that its user can be given an error. The IO
-    /// continues: a change may still take effect, and its completion still arrives. Must be called
-    /// before `reap`, which discards tags that were not taken.
+    /// Returns the tag of an IO that is taking too long, so that its user can be given an error.
+    /// The IO continues: a change may still take effect, and its completion still arrives. Must be
+    /// called before `reap`, which discards tags that were not taken.
     fn take_given_up(&mut self) -> Option<u64> {
         None
     }
@@ -350,8 +350,8 @@ pub trait BlockDevice: fmt::Debug {
         None
     }
 
-    /// Returns the number of losses at the end of the flush that [`reap`](Self::reap) returned
-    /// last. Later losses may concern writes that were acknowledged after it. None after other IO.
+    /// Returns the number of losses as of the end of the flush that [`reap`](Self::reap) returned
+    /// last. Later losses may concern writes acknowledged after that. None after other IO.
     fn losses_at_end(&self) -> Option<u64> {
         None
     }
@@ -375,7 +375,7 @@ pub fn refuse_scattered(region: &Region) -> std::io::Result<()> {
 }
 
 /// Scope within which one sync (a flush, or a write with FUA) can consume the error report of a
-/// write that others must also learn of.
+/// write that must also reach others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedErrors {
     /// Each sync receives every error that concerns it.
@@ -390,12 +390,12 @@ pub enum SharedErrors {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TargetName {
-    /// The path leads to the open file or device.
+    /// The path names the open file or device.
     #[default]
     Kept,
-    /// The path leads to a different file or device.
+    /// The path names a different file or device.
     Replaced,
-    /// The path leads nowhere.
+    /// Nothing exists at the path.
     Missing,
 }
 
@@ -437,7 +437,7 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Requests an examination of the target's path. Returns its number for
+    /// Requests an examination of the target's path. Returns the number to pass to
     /// [`is_examined`](Self::is_examined). Never blocks.
     fn examine_name(&self) -> u64 {
         0

@@ -1,4 +1,4 @@
-//! Extents: the parts of a device's range that hold data, and those that are holes.
+//! Extents: the parts of a device's range that hold data, and the parts that are holes.
 //!
 //! An extent list is the answer to [`IoOp::Extents`](crate::block::IoOp::Extents). It has the same
 //! layout in the buffer of the IO and between server and client: a count, then the extents in order
@@ -10,7 +10,7 @@ use crate::mem::MemSlice;
 /// Part of a range that is entirely data or entirely a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Length in bytes, above 0.
+    /// Length in bytes, greater than 0.
     pub len: u64,
     /// The extent is not allocated and reads as zeroes.
     pub hole: bool,

@@ -4,9 +4,9 @@
 //! *active*, the others are *standby* and run no IO. A session that has the export open for writing
 //! asks a standby to take over; the standby acquires the lock, by force if its owner does not
 //! release it, and from then on the store refuses everything that the former owner still sends. A
-//! takeover therefore fences all requests that were sent to other gateways. Each acquisition of
-//! the lock starts a new *term*: of two gateways that claim to be active, the one with the higher
-//! term is.
+//! takeover therefore fences all requests that were sent to other gateways. Each acquisition of the
+//! lock starts a new *term*: of two gateways that claim to be active, the one with the higher term
+//! is active.
 
 use std::fmt;
 use std::io;
@@ -35,7 +35,7 @@ pub enum GatewayEvent {
 /// Callback for state changes; must not block.
 pub type GatewayNotify = Box<dyn Fn(GatewayEvent) + Send + Sync>;
 
-/// A take-over cannot begin now.
+/// A takeover cannot begin now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatewayBusy;
 
@@ -48,7 +48,7 @@ pub trait Gateway: fmt::Debug + Send + Sync {
     /// reported as an event. Does nothing if the gateway is active.
     ///
     /// # Errors
-    /// A take-over is in progress, or the gateway has just released the lock.
+    /// A takeover is in progress, or the gateway has just released the lock.
     fn take_over(&self, session: SessionId) -> Result<(), GatewayBusy>;
 
     /// Records that a session has the export open for writing here while the gateway is active, so

@@ -118,7 +118,7 @@ impl ExportId {
         Self { bytes, weak }
     }
 
-    /// Returns the bytes of the ID. Those of a weak ID begin with eight that identify the boot.
+    /// Returns the bytes of the ID. The first eight bytes of a weak ID identify the boot.
     pub const fn bytes(self) -> [u8; 16] {
         self.bytes
     }
@@ -150,7 +150,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns true if the server reports neither.
+    /// Returns true if the server reports neither ID.
     pub fn is_unknown(&self) -> bool {
         self.server.is_none() && self.export.is_none()
     }

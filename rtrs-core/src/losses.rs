@@ -6,8 +6,8 @@
 //! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
 //! starts with the losses known at the device's last successful flush, so a client that reconnects
 //! still receives a loss that was not reported on its last connection. A report to a user that then
-//! left counts like a successful flush; otherwise, of a series of programs that each flush once,
-//! all would fail.
+//! left counts like a successful flush; otherwise, if a series of programs each flush once, all
+//! would fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Orphaned writes: writes that may still change a device although their requester has ended.
+//! Orphaned writes: writes that may still change a device although their requester is gone.
 //!
 //! A later request for the same bytes must not run before such a write has ended, because the older
 //! write could undo or contradict it. The server keeps a table of the writes that closed paths left

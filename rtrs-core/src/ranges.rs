@@ -1,7 +1,7 @@
 //! Ranges of a device in which changes are serialized across all its shards.
 //!
-//! A change of part of a block is a *fragment*: the block is read, the bytes are replaced, and the
-//! block is written. No other change of that block may run meanwhile, or it would be undone. The
+//! A change to part of a block is a *fragment*: the block is read, the bytes are replaced, and the
+//! block is written. No other change to that block may run meanwhile, or it would be undone. The
 //! server supports such writes (`rtrs-server`, `engine/io/turns.rs`); for servers that do not, the
 //! NBD front end performs them (`nbd-bridge`, `shared/fragments.rs`). A fragment enters its block
 //! here, and begins when

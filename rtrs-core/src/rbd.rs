@@ -51,7 +51,7 @@ const TEXT_MAX: usize = 256;
 const OPTIONS_MAX: usize = 512;
 /// Maximum time that the thread dropping an image waits for the image to be closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// Interval between checks for the end of the last IO of an image being closed.
+/// Interval between checks whether the last IO of an image being closed has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// `rbd_image_info_t`.
@@ -314,7 +314,7 @@ impl Image {
         })
     }
 
-    /// Starts an IO that the image's geometry permits, and adds it to the queue when it has ended.
+    /// Starts an IO that the image's geometry permits, and adds it to the queue when it completes.
     /// The caller starts no more IOs than the queue has room for.
     pub fn start(&self, mut slot: Box<ImageIo>, io: Io, queue: &Arc<ImageQueue>) {
         let Open { library, image, .. } = *self.get();

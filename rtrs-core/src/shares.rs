@@ -2,8 +2,8 @@
 //!
 //! Half of the resource is divided evenly into reserves. A device's reserve is available to it
 //! regardless of the others, even if the disk behind another device hangs and does not return its
-//! share. The other half is granted in order of demand. So every device can use at least half of
-//! its even share, and the only device of a session can use everything.
+//! share. The other half is granted first come, first served. So every device can use at least half
+//! of its even share, and the only device of a session can use everything.
 
 /// Shares of a resource.
 #[derive(Debug)]

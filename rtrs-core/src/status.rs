@@ -38,7 +38,7 @@ pub enum IoStatus {
     Busy,
     /// A different server serves the device now; the effect of the IO is unknown (ECONNABORTED).
     /// Only for sources with a [`Gateway`](crate::gateway::Gateway). A server does not answer such
-    /// a request: it ends the request's path.
+    /// a request: it closes the request's path.
     Moved,
 }
 

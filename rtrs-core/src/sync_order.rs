@@ -45,17 +45,17 @@ impl SyncOrder {
         self.lowest.get().map_or(&[], |all| all)
     }
 
-    /// Upper bound of all numbers drawn so far (exclusive).
+    /// Returns the exclusive upper bound of all numbers drawn so far.
     pub fn horizon(&self) -> u64 {
         self.next.load(Ordering::SeqCst)
     }
 
-    /// Whether all numbers below the horizon have returned.
+    /// Returns true if all numbers below the horizon have returned.
     pub fn is_clear(&self, horizon: u64) -> bool {
         self.lowest().iter().all(|own| own.0.load(Ordering::SeqCst) >= horizon)
     }
 
-    /// Whether all numbers below the horizon have returned on the other shards.
+    /// Returns true if all numbers below the horizon have returned on the other shards.
     pub fn is_clear_elsewhere(&self, shard: CoreIndex, horizon: u64) -> bool {
         let others = self.lowest().iter().enumerate().filter(|(at, _)| *at != shard.index());
         others.into_iter().all(|(_, other)| other.0.load(Ordering::SeqCst) >= horizon)

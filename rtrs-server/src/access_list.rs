@@ -2,12 +2,12 @@
 //!
 //! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], a snapshot
 //! of all lists of a server. Without any list, a server is open to everyone, or, if it has
-//! certificates or keys, to clients that prove who they are. As soon as there is a list, everything
-//! that is not listed is denied. An export follows its own list, or the server's if it has none. A
-//! list allows what any of its rules allows; their order does not matter. While a configuration is
-//! applied, and as long as an export differs from the configuration, the previous lists apply too.
-//! A rule names a client by its authenticated name, or clients by their address. An address does
-//! not prove who sends from it.
+//! certificates or keys, to clients that prove who they are. Once there is a list, everything that
+//! is not listed is denied. An export follows its own list, or the server's if it has none. A list
+//! allows what any of its rules allows; the order of the rules does not matter. While a
+//! configuration is applied, and as long as an export differs from the configuration, the previous
+//! lists apply too. A rule names a client by its authenticated name, or clients by their address.
+//! An address does not prove who sends from it.
 
 mod network;
 
@@ -75,7 +75,7 @@ pub(crate) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// Client of a session that connects from `peer` and has proved to be `who`.
+    /// Client of a session that connects from `peer` and has been authenticated as `who`.
     pub(crate) fn of(who: &'a ProvedWho, peer: SocketAddr, session: SessionId) -> Self {
         let scope = match peer {
             SocketAddr::V6(peer) => peer.scope_id(),
@@ -336,7 +336,7 @@ fn all_allow(grants: &[Grant], client: Client<'_>, write: bool) -> bool {
 /// Access lists of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessPolicy {
-    /// Conditions for exports that are not in `exports`, and for those below the search path. All
+    /// Conditions for exports that are not in `exports`, and for those under the search path. All
     /// conditions must hold.
     others: Vec<Grant>,
     /// Conditions of individual exports, by name without leading slashes.
@@ -438,7 +438,7 @@ impl AccessPolicy {
         all_allow(grants, client, write)
     }
 
-    /// Whether a client may open a file below the search path whose name is not an export's.
+    /// Whether a client may open a file under the search path whose name is not an export's.
     pub(crate) fn allows_found(&self, client: Client<'_>, write: bool) -> bool {
         all_allow(&self.others, client, write)
     }

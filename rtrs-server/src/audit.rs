@@ -1,7 +1,7 @@
-//! Audit events for clients and the operator: connections, opens, refusals and ends.
+//! Audit events for clients and the operator: connections, opens, refusals and disconnections.
 //!
 //! [`AuditEvent`] is one line of the audit log, and [`AuditSink`] is the destination of events.
-//! Without a sink no events are recorded. Session UUIDs are secrets, because knowing one is enough
+//! Without a sink, no events are recorded. Session UUIDs are secrets, because knowing one is enough
 //! to join its session; events contain a hash instead.
 
 use std::fmt;

@@ -202,7 +202,7 @@ pub(crate) struct Sessions {
     pub(crate) refused: BTreeMap<String, u64>,
 }
 
-/// Paths that are ending.
+/// Paths that are being closed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Ended {
     /// Number of the session.
@@ -237,7 +237,7 @@ pub(crate) struct Resized {
     pub(crate) size: u64,
     /// Previous size in bytes.
     pub(crate) size_before: u64,
-    /// Length in bytes to which the target had been truncated, so that IO past that failed.
+    /// Length in bytes to which the target had been truncated, so that IO past it failed.
     #[serde(default)]
     pub(crate) was_cut: Option<u64>,
     /// File in which the command saved the export (`--save`).
@@ -252,7 +252,7 @@ pub(crate) struct SavedExports {
     pub(crate) exports: Vec<ExportSpec>,
 }
 
-/// Place where the configuration defines an export, or can define it.
+/// Location where the configuration defines, or can define, an export.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Origin {
     /// Directory of files with exports (`exports-dir`), if there is one.
@@ -271,7 +271,7 @@ pub(crate) struct Origin {
     /// Whether the file has changes to the export that the running server has not applied.
     #[serde(default)]
     pub(crate) edited: bool,
-    /// Number of the reload that began last.
+    /// Number of the latest reload that has begun.
     #[serde(default)]
     pub(crate) configuration: u64,
     /// Whether a reload is running.
@@ -312,7 +312,7 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// Returns the reason to refuse an unforced change of access lists, with a hint, if clients
+    /// Returns the reason to refuse an unforced change to access lists, with a hint, if clients
     /// would lose access.
     pub(crate) fn refusal(&self) -> Option<String> {
         let texts = self.texts("would lose");
@@ -340,7 +340,7 @@ impl Losses {
     }
 }
 
-/// Change of the access to exports without a list of their own.
+/// Change in access to exports without a list of their own.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct UnlistedChange {
     /// Clients that had access before.

@@ -31,7 +31,7 @@ use crate::engine::sync_failures::SyncFailures;
 use crate::segments::Segments;
 use crate::stats::ExportCounters;
 
-/// Maximum number of exports found below the search path that may be open at once.
+/// Maximum number of exports found under the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
 
 /// Maximum number of exports of a server, including those about to be released.
@@ -83,7 +83,7 @@ pub struct Export {
     pub(crate) orphaned: AtomicBool,
     /// Whether the last examination of the target did not end in time.
     pub(crate) unexamined: AtomicBool,
-    /// Ranges for changes that must take turns; created when a shard opens the export.
+    /// Ranges for changes that must be serialized; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
     /// Changes that invalidate known extents; created when a shard opens the export.
     pub(crate) changes: OnceLock<Arc<ChangeWatch>>,
@@ -115,7 +115,7 @@ impl Export {
         }
     }
 
-    /// Returns the ranges for changes that must take turns, on a server with `shards` shards.
+    /// Returns the ranges for changes that must be serialized, on a server with `shards` shards.
     pub(crate) fn turns(&self, shards: u16) -> Arc<Ranges> {
         Arc::clone(self.turns.get_or_init(|| Arc::new(Ranges::new(usize::from(shards)))))
     }
@@ -163,8 +163,7 @@ impl Export {
         self.unexamined.store(!ended, Ordering::Relaxed);
     }
 
-    /// Whether the last examination of the target did not end in time, so that its state is
-    /// unknown.
+    /// Whether the last examination of the target did not end in time, so its state is unknown.
     pub(crate) fn is_unexamined(&self) -> bool {
         self.unexamined.load(Ordering::Relaxed)
     }
@@ -194,7 +193,7 @@ pub enum AddError {
 enum Slot {
     /// Added by name.
     Named(Arc<Export>),
-    /// Found below the search path; a session has it open.
+    /// Found under the search path; a session has it open.
     Found(Arc<Export>),
     /// Removed, but sessions still have it open.
     Ending(Arc<Export>),
@@ -251,7 +250,7 @@ pub(crate) enum Lookup {
     Unknown,
 }
 
-/// Keeps the name of an export that is being changed from leading to a file below the search path.
+/// Keeps the name of an export that is being changed from leading to a file under the search path.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     table: Arc<ExportTable>,
@@ -302,12 +301,12 @@ pub struct ExportTable {
     orphaned: Segments<OrphanedWrites>,
     /// Number of partial writes that have entered the turn list of any export.
     partial_writes: AtomicU64,
-    /// Test callback after each change of exports or access lists.
+    /// Test callback after each change to exports or access lists.
     #[cfg(test)]
     watch: Watch,
 }
 
-/// Callback of a test after each change of a table.
+/// Callback for a test after each change to a table.
 #[cfg(test)]
 #[derive(Default)]
 struct Watch(Mutex<Option<Arc<dyn Fn() + Send + Sync>>>);
@@ -400,11 +399,11 @@ impl ExportTable {
         Some(export)
     }
 
-    /// Releases all exports, which closes their sources. For the end of the process, when no shard
-    /// runs anymore.
+    /// Releases all exports, which closes their sources. Called at the end of the process, when no
+    /// shard runs anymore.
     pub(crate) fn clear(&self) {
         let last = std::mem::take(&mut *self.places.lock());
-        // Dropped without the lock, because closing may take a moment.
+        // Dropped without the lock, because closing may be slow.
         drop(last);
     }
 
@@ -428,7 +427,7 @@ impl ExportTable {
         found.collect()
     }
 
-    /// Whether the export at an index was found below the search path.
+    /// Whether the export at an index was found under the search path.
     pub fn is_found(&self, index: ExportIndex) -> bool {
         let places = self.places.lock();
         matches!(places.slots.get(index.index()), Some(Slot::Found(_)))
@@ -440,12 +439,12 @@ impl ExportTable {
         matches!(places.slots.get(index.index()), Some(Slot::Ending(_)))
     }
 
-    /// Number of slots that were ever used.
+    /// Number of slots that have ever been used.
     pub fn len(&self) -> usize {
         self.places.lock().slots.len()
     }
 
-    /// Whether no slot was ever used.
+    /// Whether no slot has ever been used.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -504,7 +503,7 @@ impl ExportTable {
         self.changed();
     }
 
-    /// Number of changes of named exports and access lists so far.
+    /// Number of changes to named exports and access lists so far.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }

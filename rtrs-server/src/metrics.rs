@@ -5,7 +5,7 @@ rtrs_core::metrics! {
     of [];
     io ["export"];
     IO_PART_SECONDS = Histogram "rtrs_server_io_part_seconds" ["export", "part"]
-        "Parts of the time of an IO at the server: backend, and all else (server_queue).";
+        "Parts of an IO's time on the server: backend, and everything else (server_queue).";
     DEVICE_ERRORS = Counter "rtrs_server_device_errors_total" ["export"]
         "Times that the disk or file of an export failed a request.";
     DEVICE_QUEUE_FULL = Counter "rtrs_server_device_queue_full_total" ["export"]
@@ -19,7 +19,7 @@ rtrs_core::metrics! {
     EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]
         "1 while the path of an export leads to something other than the exported file or device.";
     EXPORT_FAILED = Gauge "rtrs_server_export_failed" ["export"]
-        "1 while an export of the configuration cannot be opened; `export list` has the reason.";
+        "1 while an export of the configuration cannot be opened; `export list` shows the reason.";
     SESSIONS = Gauge "rtrs_server_sessions" ["state"]
         "Sessions by state.";
     PATHS = Gauge "rtrs_server_paths" ["transport"]
@@ -31,7 +31,7 @@ rtrs_core::metrics! {
     REFUSED = Counter "rtrs_server_refused_total" ["reason"]
         "Connections refused, and sessions without an open export that were ended.";
     CERTIFICATE_EXPIRY = Gauge "rtrs_server_certificate_expiry_timestamp_seconds" []
-        "Time at which the certificate of the server expires, in seconds since 1970.";
+        "Time at which the server's certificate expires, in seconds since 1970.";
     LOST_PORTALS = Gauge "rtrs_server_lost_portals" []
         "Portals that the server does not listen on because their device was removed.";
     SESSION_OPEN = Gauge "rtrs_server_session_open" ["session", "export"]

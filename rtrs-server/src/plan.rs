@@ -216,7 +216,7 @@ impl Plan {
         let set = &self.settings;
         for (with, name) in [(set.ping_only, "ping-only"), (set.rping, "rping")] {
             if set.no_ping && with {
-                return Err(usage(format!("{name} and no-ping exclude each other; leave one out")));
+                return Err(usage(format!("{name} and no-ping are mutually exclusive; drop one")));
             }
         }
         Ok(())
@@ -369,7 +369,7 @@ pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     probe(spec, path).map(drop).map_err(|error| inaccessible(spec, path, error))
 }
 
-/// Refuses an export with its own access list whose target is below the search path: the server's
+/// Refuses an export with its own access list whose target is under the search path: the server's
 /// list applies there, so other clients could open the same file under a different name.
 ///
 /// # Errors
@@ -483,7 +483,7 @@ fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsC
     })
 }
 
-/// Wraps an error of certificates or keys.
+/// Wraps an error in certificates or keys.
 pub(crate) fn unusable(error: TlsConfigError) -> Error {
     Error::with_source(ErrorKind::Listen, "bad certificates or keys", error)
 }

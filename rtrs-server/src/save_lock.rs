@@ -1,8 +1,8 @@
 //! The lock between commands that save exports and `reload`.
 //!
-//! A `reload` between the change of an export and the write of its file would read the old file and
-//! undo the change. Commands therefore hold the lock alone, and reloads share it. The lock is a
-//! file beside the control socket, which only those who may use the socket can open.
+//! A `reload` between changing an export and writing its file would read the old file and undo the
+//! change. Commands therefore hold the lock exclusively, and reloads share it. The lock is a file
+//! beside the control socket, which only those who may use the socket can open.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reloads_share_the_lock_that_a_command_holds_alone() {
+    fn reloads_share_the_lock_that_a_command_holds_exclusively() {
         let dir = std::env::temp_dir().join(format!("rtrs-save-lock-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let socket = dir.join("a.srv");
@@ -143,7 +143,7 @@ mod tests {
         assert!(is_refused(File::try_lock_shared));
         assert!(is_refused(File::try_lock));
         drop(command);
-        // A program that another test starts briefly holds a copy of the descriptor.
+        // A program started by another test briefly holds a copy of the descriptor.
         let free = File::open(path_beside(&socket)).unwrap();
         acquire(&free, File::try_lock_shared, Duration::from_secs(60)).unwrap();
         drop(file);

@@ -46,28 +46,28 @@ rtrs_core::settings! {
         /// an export of an NBD server, mem:SIZE for memory, or null:SIZE for a device that discards
         /// writes and reads as zeroes. NAME is the name that clients open (default: the name of the
         /// file, image or NBD export, "mem" or "null"). OPTION is one of: ro; direct=auto|on|off
-        /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even
-        /// where the file system has no locks, and without the locks of the image); gateway (share
-        /// the image with gateways on other servers); conf=PATH (configuration of Ceph); user=USER
-        /// (Ceph user); connect-timeout=TIME (time in which the cluster or NBD server must answer
-        /// when a connection is made, default 15s); migration=allow|deny (deny lets no second
-        /// client write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION
-        /// (fail this fraction of requests, for example 0.001); iops=N, iops-read=N, iops-write=N
-        /// (limit of requests per second); bandwidth=SIZE, bandwidth-read=SIZE,
-        /// bandwidth-write=SIZE (limit of bytes per second, for example 10M); burst=TIME (how much
-        /// of these limits an unused export saves up); id=ID (identify the export to clients by
-        /// this text); access=WHO:ro|rw (who may open it, as in the setting access; repeatable).
-        /// Escape a comma or an equals sign in a name or path with a backslash: \, and \=. In a
-        /// configuration file, an export can also be a map with the keys name, target, ro, direct,
-        /// block-size, no-lock, gateway, conf, user, connect-timeout, migration, delay, error-rate,
-        /// iops, iops-read, iops-write, bandwidth, bandwidth-read, bandwidth-write, burst, id and
-        /// access; nothing is escaped there.
+        /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even if
+        /// the file system does not support locks, and without locking the image); gateway (share
+        /// the image with gateways on other servers); conf=PATH (Ceph configuration file);
+        /// user=USER (Ceph user); connect-timeout=TIME (time in which the cluster or NBD server
+        /// must answer when a connection is made, default 15s); migration=allow|deny (deny: a
+        /// second client may not write); delay=TIME (delay each request, for example 10ms);
+        /// error-rate=FRACTION (fail this fraction of requests, for example 0.001); iops=N,
+        /// iops-read=N, iops-write=N (limit on requests per second); bandwidth=SIZE,
+        /// bandwidth-read=SIZE, bandwidth-write=SIZE (limit on bytes per second, for example 10M);
+        /// burst=TIME (for how long an unused export saves up allowance at these limits); id=ID
+        /// (identify the export to clients by this text); access=WHO:ro|rw (who may open it, as in
+        /// the access setting; repeatable). Escape a comma or an equals sign in a name or path with
+        /// a backslash: \, and \=. In a configuration file, an export can also be a map with the
+        /// keys name, target, ro, direct, block-size, no-lock, gateway, conf, user,
+        /// connect-timeout, migration, delay, error-rate, iops, iops-read, iops-write, bandwidth,
+        /// bandwidth-read, bandwidth-write, burst, id and access; nothing is escaped there.
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
         ///
-        /// Every file NAME.yaml there holds an export or a list of exports, as the key export does.
-        /// Hidden files are ignored. These exports are added to those of the flags and the
-        /// configuration file. `reload` rereads the files.
+        /// Every file NAME.yaml there holds an export or a list of exports, in the same form as the
+        /// export key. Hidden files are ignored. These exports are added to those of the flags and
+        /// the configuration file. `reload` rereads the files.
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Handling of exports that cannot be opened
         ///
@@ -83,27 +83,27 @@ rtrs_core::settings! {
         ///
         /// A client opens a regular file or block device by its path relative to this directory.
         /// Symbolic links must not lead outside it. If the path ends with %SESSNAME%, for example
-        /// /srv/%SESSNAME%, each session uses the directory of its own name. Anyone who can connect
-        /// can open anything there.
+        /// /srv/%SESSNAME%, each session uses the directory with its own name. Anyone who can
+        /// connect can open anything there.
         search_path: SearchSpec = "off",
         /// Admit only these clients: WHO:ro or WHO:rw; repeatable
         ///
         /// WHO is the name of a client that proves who it is, kernel or kernel@NETWORK (clients
         /// without a name, such as those of kernels), or anyone or anyone@NETWORK (with and without
         /// a name). NETWORK is an address or a network such as 10.0.0.0/24. A list allows what any
-        /// of its rules allows. An export with an access list of its own follows only that. As soon
-        /// as there is any access list, what is not listed is denied; with tls-dir or key-file and
-        /// no list, clients with a name may do everything, and others nothing. `reload` rereads the
+        /// of its rules allows. An export with an access list of its own follows only that. If
+        /// there is any access list, anything not listed is denied; with tls-dir or key-file and no
+        /// list, clients with a name may do everything, and others nothing. `reload` rereads the
         /// lists.
         access: Vec<AccessRule> = "",
         /// Do not warn that everyone who reaches the server can use all exports
         ///
-        /// Without any access list, certificate or key the server logs a warning when it starts.
+        /// Without any access list, certificate or key, the server logs a warning when it starts.
         insecure_open: bool = "false",
         /// Listen on this portal, for example tcp://127.0.0.1:1234, or auto; repeatable
         ///
         /// A portal is SCHEME://HOST[:PORT]. SCHEME is tcp, tls or rdma. IPv6 addresses go in
-        /// brackets. The default port is 1234; with port 0 the system chooses one. tcp://[::]
+        /// brackets. The default port is 1234; with port 0, the system chooses a port. tcp://[::]
         /// accepts IPv6 and IPv4 connections, tcp://0.0.0.0 only IPv4. rdma:// needs an InfiniBand
         /// or RoCE device (soft RoCE works). tls:// is TCP with TLS 1.3 and needs tls-dir, or
         /// key-file and clients-file; a client without TLS is refused there. auto is
@@ -114,8 +114,8 @@ rtrs_core::settings! {
         listen: Vec<Auto<Portal>> = "auto",
         /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for tls:// and rdma://
         ///
-        /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
-        /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
+        /// The names are those used by qemu and nbdkit. A client needs a certificate signed by the
+        /// CA. ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
         /// owner. `reload` and SIGHUP reread the files. Not with key-file.
         tls_dir: Option<PathBuf> = "",
         /// File with the private key of this server, for tls:// and rdma://
@@ -143,7 +143,7 @@ rtrs_core::settings! {
         shards: Shards = "auto",
         /// Bind each shard to a CPU
         ///
-        /// auto: pin when there are at least 8 CPUs and one per shard.
+        /// auto pins if there are at least 8 CPUs and one per shard.
         pin: AutoSwitch = "auto",
         /// Use a fresh memory key for each request
         ///
@@ -170,9 +170,9 @@ rtrs_core::settings! {
         /// Longest time between heartbeats that clients may use for an idle session
         ///
         /// rtrs-client sends fewer heartbeats while it has no requests. The server notices that an
-        /// idle client is dead after this time plus the usual one. If another client asks for its
-        /// export or its session name, the server sends it a heartbeat at once. A value up to that
-        /// of heartbeat turns this off.
+        /// idle client is dead after this time plus the usual detection time. If another client
+        /// requests the idle client's export or session name, the server sends the idle client a
+        /// heartbeat at once. A value no greater than heartbeat turns this off.
         heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for the handshake of a connection
         ///
@@ -181,8 +181,8 @@ rtrs_core::settings! {
             was "handshake-timeout-ms",
         /// Time limit for a session to open an export
         ///
-        /// It counts from the session's first connection, and again from each attempt to open an
-        /// export.
+        /// The time runs from the session's first connection, and again from each attempt to open
+        /// an export.
         open_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "60s",
         /// Maximum number of connections without an open export
         ///
@@ -210,7 +210,7 @@ rtrs_core::settings! {
         memory_max: Auto<ByteSize> = "auto",
         /// Time for running requests to finish after SIGTERM
         ///
-        /// Requests that still run after that are abandoned.
+        /// Requests that are still running after that are abandoned.
         shutdown_grace: Time<0, { 10 * MINUTE }> = "5s" was "shutdown-grace-ms",
         /// Longest time a busy shard polls before it sleeps
         ///
@@ -219,7 +219,7 @@ rtrs_core::settings! {
         poll: Time<0, { 10 * MILLISECOND }> = "200us" was "poll-us",
         /// List the named exports to clients that ask (rtrs-client discover)
         ///
-        /// With off, a client must know the name of an export. Exports below search-path are never
+        /// With off, a client must know the name of an export. Exports under search-path are never
         /// listed.
         discovery: Switch = "on",
         /// Answer only pings; open no exports and accept no sessions
@@ -233,8 +233,8 @@ rtrs_core::settings! {
         no_ping: bool = "false",
         /// Also answer standard rping clients
         ///
-        /// They send no private data. With --ping-only, listen: auto then means port 7174, the port
-        /// of rping. The data size is at most 1 MiB.
+        /// These clients send no private data. With --ping-only, listen: auto then means port 7174,
+        /// the port of rping. The data size is at most 1 MiB.
         rping: bool = "false",
         /// Name of this server for `session` and `drain`, or auto
         ///
@@ -244,7 +244,7 @@ rtrs_core::settings! {
         name: Auto<Id> = "auto",
         /// Identify this server to clients by this text, 1 to 255 bytes, or auto
         ///
-        /// auto is a hash of the host's /etc/machine-id. A session continues only at the server
+        /// auto is a hash of the host's /etc/machine-id. A session can continue only on the server
         /// where it began. Keep the ID when a server moves to another host with its disks. Set
         /// different IDs for two servers on one host and for two hosts with the same machine ID.
         server_id: Auto<Id> = "auto",
@@ -252,14 +252,14 @@ rtrs_core::settings! {
         ///
         /// The default without root and without XDG_RUNTIME_DIR is /tmp/rtrs-UID. If neither
         /// run-dir nor name is set, a server that cannot create its control socket logs a warning
-        /// and continues without one. With user, the default is /run/rtrs-server.
+        /// and continues without one. If user is set, the default is /run/rtrs-server.
         run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
         /// Directory for persistent state
         ///
-        /// It holds small files for each writable export. $STATE_DIRECTORY has priority. The
-        /// default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If the server
-        /// cannot write there it logs a warning; clients then treat each server start as a loss of
-        /// data that they had not flushed.
+        /// The directory holds small files for each writable export. $STATE_DIRECTORY takes
+        /// precedence. The default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If
+        /// the server cannot write there, it logs a warning; clients then treat each server start
+        /// as a loss of data that they had not flushed.
         state_dir: Option<PathBuf> = "/var/lib/rtrs, or ~/.local/state/rtrs without root",
         /// Drop root privileges and run as this user, NAME or NAME:GROUP
         ///
@@ -271,34 +271,34 @@ rtrs_core::settings! {
         user: Option<UserSpec> = "",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
-        /// With port 0 the system chooses one, which the log names. Anyone who can connect can read
-        /// the metrics, so use an address on a trusted network. `rtrs-server metrics` prints the
-        /// same.
+        /// With port 0, the system chooses a port, which is written to the log. Anyone who can
+        /// connect can read the metrics, so use an address on a trusted network. `rtrs-server
+        /// metrics` prints the same.
         metrics: Option<MetricsAddress> = "",
         /// Log level: error, warn, info, debug, trace, or a filter by module
         ///
         /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.
         log: LogFilter = "info",
-        /// Record who connects, opens and is refused: in this file, or journald
+        /// Record who connects, opens an export or is refused, in this file or in journald
         ///
         /// One JSON object per line, with time, identity, address, export, mode and result. Without
-        /// this setting nothing is recorded.
+        /// this setting, nothing is recorded.
         audit_log: Option<AuditLog> = "",
         /// Size of an audit log at which a new file begins
         ///
-        /// As many lines as fit into this size are kept in FILE.1. Clients cannot remove lines that
-        /// others caused.
+        /// As many lines as fit within this size are kept in FILE.1. One client cannot push out the
+        /// lines of another.
         audit_log_max: ByteSize = "64M",
         /// Format of the log
         ///
         /// json is one object per line. journald is text with the priority at the start of each
-        /// line, where systemd reads it, and without time and level.
+        /// line, where systemd reads it, and without the time or level.
         log_format: LogFormat = "text",
     }
 }
 
 impl Settings {
-    /// Parses the text of a configuration file, which errors call `name`. Empty text sets nothing.
+    /// Parses the text of a configuration file, called `name` in errors. Empty text sets nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Config`], with name, line and remedy.

@@ -1,7 +1,7 @@
 //! Counters per path and shard, summed when they are read.
 //!
 //! Each shard writes only its own counters, so that counting costs a plain addition. A reader sees
-//! each number whole, but different numbers may come from slightly different moments.
+//! each number whole, but different numbers may come from slightly different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -100,7 +100,7 @@ counters! {
     /// Requests that waited for the original request on another path.
     replays,
     /// Requests now in flight that wait for an older write to the same range, which a closed path
-    /// left at the disk.
+    /// left running.
     blocked,
     /// Requests now in flight.
     inflight,
@@ -111,7 +111,7 @@ counters! {
 }
 
 impl ShardCounters {
-    /// Records an answer, before it is sent. `good` is whether it reports success, `io` the
+    /// Records an answer, before it is sent. `good` says whether it reports success, `io` is the
     /// operation and whether it had to be durable, `bytes` the length.
     pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, took: ServerTimes) {
         self.busy_ns.add(took.total_ns());
@@ -175,10 +175,10 @@ const fn op_index(op: IoOp) -> usize {
     }
 }
 
-/// Breakdown of a request's time at the server.
+/// Breakdown of a request's time on the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerTimes {
-    /// Nanoseconds at the server but not at the disk: waiting for its permit, for an older write,
+    /// Nanoseconds on the server but not at the disk: waiting for its permit, for an older write,
     /// for room at the disk, for syncs that decide its result, or for room in the send queue.
     pub queue_ns: u64,
     /// Nanoseconds at the disk or file, over all steps.
@@ -243,7 +243,7 @@ pub struct ShardExportCounters {
 }
 
 impl ShardExportCounters {
-    /// Records an answer to an IO, before it is sent. `good` is whether it reports success.
+    /// Records an answer to an IO, before it is sent. `good` says whether it reports success.
     pub fn answered(&self, op: IoOp, good: bool, bytes: u32, took: ServerTimes) {
         self.queue.record(took.queue_ns);
         self.backend.record(took.backend_ns);
@@ -270,7 +270,7 @@ pub struct OpTotals {
 pub struct ExportTotals {
     /// Totals of each operation, in the order of [`OP_NAMES`].
     pub ops: [OpTotals; 6],
-    /// Times at the server but not at the disk.
+    /// Times on the server but not at the disk.
     pub queue: Times,
     /// Times at the disk or file.
     pub backend: Times,
@@ -331,7 +331,7 @@ impl ExportCounters {
     }
 }
 
-/// Report of a shard about itself.
+/// A shard's report about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardReport {
     /// Counters of the shard's providers, by scheme.
@@ -343,7 +343,7 @@ pub struct ShardReport {
 /// A path, as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathSnapshot {
-    /// Number of the path at this server, never reused.
+    /// Number of the path on this server, never reused.
     pub path: u64,
     /// UUID that the client gave the path.
     pub uuid: String,
@@ -407,7 +407,7 @@ choices! {
 }
 
 impl PathStage {
-    /// Converts the state of a path. `unproved` is whether its client must still authenticate.
+    /// Converts the state of a path. `unproved` says whether its client must still authenticate.
     pub fn new(state: PathState, unproved: bool) -> Self {
         match state {
             PathState::Connecting => Self::Connecting,
@@ -578,7 +578,7 @@ pub struct ExportSnapshot {
     pub id: Option<String>,
     /// State of the export.
     pub state: ExportState,
-    /// Whether a client found the export below the search path.
+    /// Whether a client found the export under the search path.
     pub found: bool,
     /// Sessions that have it open.
     pub open_by: Vec<ExportUser>,

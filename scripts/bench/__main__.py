@@ -1,5 +1,5 @@
 """Compares the speed of rtrs and RDS with that of other programs, or of other settings, on this
-machine. scripts/bench.sh NAME --help has the options of a comparison; default: peers.
+machine. scripts/bench.sh NAME --help lists the options of a comparison; default: peers.
 
 Only the standard library is used. Exit codes: 0 good, 1 failed, 2 usage.
 """
@@ -36,7 +36,7 @@ COMPARISONS = {"peers": peers.COMPARISON, "paths": paths.COMPARISON, "tls": tls.
 # Common options with a number: metavar and help.
 NUMBERS = {"runtime": ("SEC", "seconds of each load"),
            "rounds": ("N", "rounds; medians are shown"),
-           "wait_quiet": ("SEC", "before each run wait up to SEC for a machine below 10 %% busy")}
+           "wait_quiet": ("SEC", "wait up to SEC before each run for a machine under 10 %% busy")}
 
 
 def parse_args(argv):
@@ -79,7 +79,7 @@ def parse_args(argv):
 
 
 def find_programs(args, comparison):
-    """Builds our programs unless a directory has them, and checks for all others."""
+    """Builds our programs unless a directory contains them, and checks for all others."""
     if not args.bin_dir:
         say("building the release binaries")
         done = subprocess.run(["cargo", "build", "--release", "--locked", *comparison.build],

@@ -15,8 +15,7 @@ import sys
 
 from tables import asked_cells, range_text, ratio, table
 
-# Ours, the peer, the title, and the ratios that are asked for: of all rows with a depth, and at
-# QD1.
+# Ours, the peer, the title, and the required ratios: for all rows with a depth, and at QD1.
 COLUMNS = [
     ("ours-rdma", "rnbd", "rdma/rnbd", 0.85, 0.25),
     ("ours-rdma", "nvme-rdma", "rdma/nvme-rdma", None, None),

@@ -239,7 +239,7 @@ def busy_seconds():
 
 
 def wait_quiet(seconds_max):
-    """Waits until the machine is below 10 % busy for a second, for a limited time."""
+    """Waits for a limited time until the machine has been under 10 % busy for a second."""
     deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline:
         before = busy_seconds()

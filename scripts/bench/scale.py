@@ -6,10 +6,10 @@ a sparse file in memory. Two kinds of clients answer two questions:
 - `rtrs-client attach` processes: how long an attach takes, what an idle client costs, and the same
   for many volumes in ten sessions.
 - `rtrs-crowd`: many sessions in one process, each the same engine with a thread and an io_uring of
-  its own, but without front end and control socket. It makes the other sessions of a server, so
-  that a thousand of them do not need a thousand processes, and it is the load.
+  its own, but without front end and control socket. It provides the other sessions of a server, so
+  that a thousand of them do not need a thousand processes, and is the load.
 
-CPU is what the threads of a process ran (schedstat, nanoseconds); memory is PSS (smaps_rollup). The
+CPU time is that of a process's threads (schedstat, nanoseconds); memory is PSS (smaps_rollup). The
 kernel's memory for sockets is not counted.
 """
 
@@ -31,7 +31,7 @@ from tables import Comparison, asked_cells, is_selected, table
 COMMAND_SECONDS_MAX = 60
 ORDER_SECONDS_MAX = 300
 EXPORT_BYTES = 16 << 20
-# Sessions that share all volumes, and the most volumes of each.
+# Sessions that share all volumes, and the maximum number of volumes of each.
 VOLUME_SESSIONS, VOLUMES_EACH_MAX = 10, 128
 # Number of first and last attaches of volumes whose medians are compared.
 VOLUME_ATTACHES = 9
@@ -215,7 +215,7 @@ class Attached(Daemon):
 
 
 class Scale:
-    """The measurements. `found` has the result of each row with its explanation, `raw` the rest."""
+    """The measurements: `found` holds each row's result with its explanation, `raw` the rest."""
 
     def __init__(self, args):
         self.args, self.found, self.raw = args, {}, {}
@@ -227,7 +227,7 @@ class Scale:
         say(f"{row}: {number(value)}; {how}")
 
     def measure_growth(self):
-        """Measures attach time, idle cost and memory with more and more other sessions."""
+        """Measures attach time, idle cost and memory with a growing number of other sessions."""
         args, points, base = self.args, [], pss_kib(self.server.pid)
         for count in args.counts:
             # The last one attaches beside the others.

@@ -75,7 +75,7 @@ class QemuNbd(Side):
 
 
 class NbdServer(Side):
-    """nbd-server over TCP. With -d it would end after one connection, so it is a daemon."""
+    """nbd-server over TCP. With -d it would exit after one connection, so it is a daemon."""
 
     name = "nbd-server"
 
@@ -168,7 +168,7 @@ class Fio:
         if job["error"] or ios == 0:
             raise BenchError(f"fio on {side.name}: error {job['error']}, {ios} IOs")
         if side.processes and not side.load_has_threads:
-            # Excludes the start of fio. With load_has_threads, fio has threads that it does not
+            # Excludes the startup of fio. With load_has_threads, fio has threads that it does not
             # count.
             load = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
         percentiles = way["clat_ns"].get("percentile", {})

@@ -90,8 +90,8 @@ def selected(args, tables):
 
 
 def measure(args, rows, sides, each_run=False):
-    """Returns the samples {row: {side: [one for each round]}}. The sides, {name: Side}, run all the
-    time, or each during its own measurements only."""
+    """Returns the samples {row: {side: [one for each round]}}. The sides, {name: Side}, run
+    throughout, or each only during its own measurements."""
     found = {}
     try:
         for side in [] if each_run else sides.values():

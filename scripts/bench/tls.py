@@ -105,7 +105,7 @@ def run(args):
     server.start()
     sides = {scheme: OverScheme(args, server, scheme) for scheme in SCHEMES}
     samples = measure(args, [row for row in rows if row.sides == SCHEMES], sides)
-    # Afterwards, because the export would be open and the session would see the restarts.
+    # Measured last: otherwise the export would be open, and the session would see the restarts.
     bridges = {"nbdkit": NbdkitTls(args), "bridge": Bridge(args, server, "tls")}
     samples |= measure(args, [row for row in rows if row.sides == BRIDGES], bridges)
     server.stop()

@@ -1,11 +1,11 @@
-//! Many sessions in one process, for `scripts/bench.sh scale`, to measure their cost at the server.
+//! Many sessions in one process, for `scripts/bench.sh scale`, to measure their cost on the server.
 //!
 //! ```text
 //! target/release/rtrs-crowd --path 127.0.0.1:1234 --export v
 //! ```
 //!
 //! Each session is the engine of `rtrs-client` with one shard, in a thread with its own io_uring,
-//! over one TCP path with the default settings of `attach`. The other parts of `attach` are
+//! over one TCP path with the default settings for `attach`. The other parts of `attach` are
 //! missing: the process, the front end, the control socket. Session N, counted from 0, opens the
 //! export vN. Commands are read from stdin, one per line; each is answered with a line of JSON on
 //! stdout, in order of arrival:
@@ -82,7 +82,7 @@ struct Args {
 /// Order to a session.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Keep `depth` reads in flight for `time`; zero time means one read.
+    /// Keep `depth` reads in flight for `time`; a zero time means one read.
     Read {
         depth: u32,
         time: Duration,
@@ -417,7 +417,7 @@ impl Crowd {
                    "all_us": begin.elapsed().as_micros() }))
     }
 
-    /// Gives the first `count` sessions the same order, and collects their results.
+    /// Gives the first `count` sessions the same order and collects their results.
     fn read(&mut self, count: usize, order: Order, longest: Duration) -> Result<Value, String> {
         if count > self.ups() {
             return Err(format!("only {} sessions are up", self.ups()));

@@ -1,20 +1,20 @@
-//! Effect of connection floods on a session: its remaining IOPS and the duration of its reconnects
-//! while many other addresses open connections to its server.
+//! Measures the effect of connection floods on a session: its remaining IOPS and how long its
+//! reconnects take while many other addresses open connections to its server.
 //!
 //! ```text
 //! cargo build --release --bins
 //! RTRS_BIN_DIR=target/release target/release/rtrs-flood --seconds 60
 //! ```
 //!
-//! The session reads at queue depth 32 over TCP on loopback (`rtrs-client bench`), and every
-//! few seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
+//! The session reads at queue depth 32 over TCP on loopback (`rtrs-client bench`), and every few
+//! seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
 //! second come from 127.0.1.x. They alternate between these kinds: opened and closed; silent; half
 //! of an MPA request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections
 //! that the server keeps open are closed after `--hold` seconds. In the `baseline`, the same crowd
-//! uses a port that only accepts and closes connections; baseline and crowd alternate `--rounds`
-//! times. All counts and times are bounded, and all traffic stays on loopback. With `--tls RATE`
-//! the session uses tls://, and a known client performs RATE full handshakes per second in addition
-//! to the crowd.
+//! connects to a port that only accepts and closes connections; baseline and crowd alternate
+//! `--rounds` times. All counts and times are bounded, and all traffic stays on loopback. With
+//! `--tls RATE` the session uses tls://, and a known client performs RATE full handshakes per
+//! second in addition to the crowd.
 #![forbid(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -44,11 +44,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// Name of the server and of its control socket.
 const NAME: &str = "flood";
-/// Number of addresses of the crowd: 127.0.1.1 and up.
+/// Number of addresses in the crowd: 127.0.1.1 and up.
 const SOURCES: u64 = 250;
 /// Time between the messages of a handshake.
 const STEP: Duration = Duration::from_millis(50);
-/// Error of a nonblocking socket whose connection is not established yet.
+/// Error of a nonblocking socket whose connection is not yet established.
 const EINPROGRESS: i32 = 115;
 /// Maximum duration of a reconnect.
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
@@ -93,7 +93,7 @@ struct Counts {
     failed_handshakes: AtomicU64,
 }
 
-/// Connection of the crowd: the remaining messages, and the time of its next action.
+/// A crowd connection: the remaining messages, and the time of its next action.
 struct CrowdConn {
     stream: TcpStream,
     due: Instant,

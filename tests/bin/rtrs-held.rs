@@ -45,8 +45,8 @@ fn execute(args: &LowArgs) -> Result<(), Error> {
     serve_over(&plan, |source| hold(source, dir.clone()))
 }
 
-/// Puts the holding layer over a disk, and starts the thread that controls the layer. The thread
-/// ends with the process, or when a command file cannot be renamed or removed.
+/// Puts the holding layer on top of a disk, and starts the thread that controls the layer. The
+/// thread ends with the process, or when a command file cannot be renamed or removed.
 fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
     let (source, handle) = pause(source);
     let command = move || {

@@ -3,8 +3,8 @@
 //!
 //! A scene runs in its own process under callgrind, once with few requests and once with more; the
 //! difference is the cost of the requests. The baseline (`tests/golden/instructions.json`) holds
-//! one set of counts for each compiler, C library and kind of processor, since all of these affect
-//! the counts.
+//! one set of counts for each combination of compiler, C library and kind of processor, since all
+//! of these affect the counts.
 //!
 //! Exit codes: 0 all counts agree, 1 a count differs or a scene failed, 2 wrong usage, 3 this
 //! machine cannot be compared: valgrind is missing, or the baseline does not know this toolchain.
@@ -25,7 +25,7 @@ use serde::Serialize;
 /// Numbers of requests in a scene's two runs.
 const FEW: u64 = 256;
 const MANY: u64 = 1280;
-/// Maximum number of measurements of a scene.
+/// Maximum number of times that a scene is measured.
 const ROUNDS_MAX: u32 = 3;
 /// Difference from the baseline above which a scene fails, in percent.
 const DIFFERENCE_PERCENT: f64 = 3.0;
@@ -117,7 +117,7 @@ struct Line {
 
 impl Line {
     /// Measures a scene. A busy machine can only add turns that find nothing to do, so the lowest
-    /// of several counts is the best.
+    /// of several counts is the most accurate.
     fn measure(scene: Scene, baseline: Option<u64>) -> Result<Self, String> {
         let mut line =
             Self { scene: scene.name(), instructions: u64::MAX, baseline, percent: None };

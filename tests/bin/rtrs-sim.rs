@@ -125,7 +125,7 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     RUNNING.set(seed);
     let sink: Option<Sink> = if log {
         Some(Box::new(|line: &str| {
-            // A closed output is no reason to stop.
+            // A closed output is not a reason to stop.
             let _ = writeln!(std::io::stdout().lock(), "{line}");
         }))
     } else {
@@ -215,7 +215,7 @@ fn run_all(args: &Args, seeds: Seeds, log: bool) -> Summary {
     shared.into_inner().1
 }
 
-/// Returns the first seed, different for each process, even for two started at the same moment.
+/// Returns the first seed, which differs between processes, even two started at the same time.
 fn random_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanos = since.map_or(1, |since| since.as_nanos() as u64);

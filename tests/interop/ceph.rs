@@ -1,5 +1,6 @@
-//! Tests of the backend `rbd:` on a Ceph cluster on this machine: the tools of Ceph, qemu and fio
-//! read and write the same images, each image has one writer, and the cluster refuses a server.
+//! Tests of the `rbd:` backend on a Ceph cluster on this machine: Ceph's tools, qemu and fio read
+//! and write the same images, each image has one writer, and the cluster refuses a blocklisted
+//! server.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,7 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Maximum wait for the lock of a dead client, which becomes free after 30 s.
+/// Maximum wait for a dead client's lock, which becomes free after 30 s.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Returns a server of one image as `vol0`.
@@ -46,7 +47,7 @@ fn ceph_tools_and_clients_read_each_others_writes() {
     } else {
         skip("no qemu-block-extra");
     }
-    // Only reads, because other clients cannot write: the server has the lock.
+    // Only reads, because other clients cannot write: the server holds the lock.
     let job = ["--name=r", "--ioengine=rbd", "--pool=rbd", "--rbdname=tools", "--clientname=admin"];
     let read = ["--rw=read", "--bs=64k", "--size=8M"];
     ceph.run("fio", &[&job[..], &read].concat());
@@ -86,7 +87,7 @@ fn an_image_has_one_writer() {
     let listen = ["--listen", "tcp://127.0.0.1:0"];
     let refused = server(ceph, "rbd/single").args(&listen).run().code(1);
     let _ = refused.says("rbd:rbd/single is in use").says("or export it with `ro`");
-    // Reading is allowed. A tool that asks for the lock does not get it.
+    // Reading is allowed. A tool that requests the lock does not get it.
     let reader = server(ceph, "rbd/single,ro").start();
     let bench = ["bench", "--io-type", "write", "--io-total", "4M", "rbd/single"];
     let (written, text) = ceph.try_run("timeout", &[&["5", "rbd"], &bench[..]].concat());

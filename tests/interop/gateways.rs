@@ -1,8 +1,7 @@
-//! Tests of two gateways of one Ceph image: fio writes through one session and verifies, while the
-//! export moves between the gateways in every way. Then fio writes other data to the same places,
-//! and the fault of the former gateway ends: its late writes would be detected. The longest IO of
-//! each round is printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind, 1 by
-//! default.
+//! Tests of two gateways for one Ceph image: fio writes through one session and verifies, while the
+//! export moves between the gateways in every way. Then fio writes other data to the same blocks,
+//! and the former gateway's fault ends: its late writes would be detected. The longest IO of each
+//! round is printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind (1 by default).
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ fn rounds() -> usize {
     std::env::var("RTRS_GATEWAY_ROUNDS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
 }
 
-/// Two gateways of an image, and a client with a path to each.
+/// Two gateways for an image, and a client with a path to each.
 struct Pair {
     ceph: &'static Ceph,
     image: &'static str,
@@ -32,7 +31,7 @@ struct Pair {
     portals: [String; 2],
     client: Client,
     cable: Option<Cable>,
-    /// Number of fio's writing passes; part of the data.
+    /// Number of the current fio write pass, which is part of the data.
     pass: u8,
 }
 
@@ -51,7 +50,7 @@ impl Pair {
     }
 
     /// Starts the client on its own host, with a cable to each gateway, and the cluster and the
-    /// gateways on another one.
+    /// gateways on another host.
     fn start_apart(image: &'static str, options: &[&str]) -> Option<Self> {
         if !Self::can_load() {
             return None;
@@ -170,7 +169,7 @@ impl Pair {
         Duration::from_nanos(job["write"]["clat_ns"]["max"].as_u64().expect("the longest write"))
     }
 
-    /// Runs rounds of a kind, and prints their median and maximum.
+    /// Runs rounds of one kind and prints their median and maximum.
     fn rounds<T>(
         &mut self,
         what: &str,
@@ -222,7 +221,7 @@ fn command(program: &str, args: &[&str]) -> std::process::Command {
 #[test]
 fn planned_moves_and_a_stalled_osd_lose_nothing() {
     let Some(mut pair) = Pair::start("planned", &[]) else { return };
-    // Other tests have their clients blocklisted in the same cluster.
+    // Other tests get their clients blocklisted in the same cluster.
     let mut ours = pair.watchers();
     let drain = |pair: &mut Pair, active| {
         let _ = pair.gateway(active).command(&["export", "drain", "vol0"]).ok();

@@ -1,4 +1,4 @@
-//! Tests of holes: `base:allocation` as shown by nbdinfo, nbdcopy and qemu-img.
+//! Tests of holes: `base:allocation` as seen by nbdinfo, nbdcopy and qemu-img.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -156,7 +156,7 @@ fn qemu_img_maps_and_converts_sparse_files() {
     });
 }
 
-/// Returns the starts of the data that qemu-img finds, which requests one extent after another.
+/// Returns the start of each data extent that qemu-img finds; it requests extents one by one.
 fn data_starts(uri: &str) -> Vec<u64> {
     let json = ["map", "--output=json", "-f", "raw", uri];
     let map = run("qemu-img", &json, COMMAND_TIME_MAX).ok().json();

@@ -18,7 +18,7 @@ fn tester() -> Option<PathBuf> {
 }
 
 /// Runs the client against a fresh export of `size` bytes, over each front with each block size.
-/// The client never asks for block sizes. A log is a file in that directory.
+/// The client never requests block sizes. A log is a file in the directory.
 fn passes(size: u64, args: &[&str], log: Option<&str>) {
     let Some(dir) = tester() else { return };
     let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();

@@ -1,4 +1,4 @@
-//! Socket activation: programs that get listening sockets the way systemd passes them.
+//! Socket activation: starts programs with listening sockets passed as systemd passes them.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ const PASS_TWO: &str = "exec 3<&0 </dev/null 4<&2 2>&1;";
 const RUN: &str = "LISTEN_PID=$$ LISTEN_FDS=$0 LISTEN_FDNAMES=\"$1\"; shift; \
                    export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec \"$@\"";
 
-/// Listening sockets of a service manager, at most two. Programs that it starts get duplicates.
+/// A service manager's listening sockets, at most two. Programs that it starts receive duplicates.
 #[derive(Clone, Debug, Default)]
 pub struct Activation(Vec<(String, Arc<OwnedFd>)>);
 

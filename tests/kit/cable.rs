@@ -10,7 +10,7 @@ use crate::proc::{Proc, bin, run};
 use crate::requires::{is_root, requires, skip};
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// Maximum lifetime of the processes that hold the namespaces, unless they are ended earlier.
+/// Maximum lifetime, in seconds, of the processes that hold the namespaces.
 const LIFE_TIME: &str = "900";
 
 /// Simulated host: a network namespace, identified by a process in it.
@@ -18,7 +18,7 @@ const LIFE_TIME: &str = "900";
 pub struct Netns(u32);
 
 impl Netns {
-    /// Returns the id of a process in the namespace.
+    /// Returns the ID of a process in the namespace.
     #[must_use]
     pub fn pid(self) -> u32 {
         self.0
@@ -46,8 +46,8 @@ impl Cable {
     /// Name of the client's end.
     pub const LINK: &str = "cable0";
 
-    /// Lays one cable between two new hosts. If that is not possible, prints the reason and returns
-    /// `None`.
+    /// Lays one cable between two new hosts. If that is not possible here, prints the reason and
+    /// returns `None`.
     ///
     /// # Panics
     /// Panics when it should be possible and fails.
@@ -56,7 +56,7 @@ impl Cable {
         Self::lay_all(1)
     }
 
-    /// Lays this number of cables between two new hosts; the first is the one of [`Self::lay`].
+    /// Lays this many cables between two new hosts; the first is the one of [`Self::lay`].
     ///
     /// # Panics
     /// Panics when it should be possible and fails.
@@ -87,7 +87,7 @@ impl Cable {
         let pair = ["link", "add", &ours, "netns", &client, "type", "veth"];
         let peer = ["peer", "name", &theirs, "netns", &server];
         let _ = run("ip", &[&pair[..], &peer[..]].concat(), COMMAND_TIME_MAX).ok();
-        // No IPv6 address may appear by itself while a test waits for other events.
+        // No IPv6 address may appear on its own while a test waits for other events.
         self.client(&["link", "set", &ours, "addrgenmode", "none"]);
         self.server(&["link", "set", &theirs, "addrgenmode", "none"]);
         self.client(&["addr", "add", &format!("10.99.{number}.1/24"), "dev", &ours]);
@@ -104,7 +104,7 @@ impl Cable {
         [2 * number, 2 * number + 1].map(|end| format!("cable{end}"))
     }
 
-    /// Returns the server's address at a cable; [`Self::SERVER`] is the first.
+    /// Returns the server's address on a cable; [`Self::SERVER`] is the first.
     #[must_use]
     pub fn server_address(number: usize) -> String {
         format!("10.99.{number}.2")
@@ -164,8 +164,8 @@ impl Cable {
         self.server(&["link", "set", &Self::links(number)[1], "up"]);
     }
 
-    /// Makes the server's hardware address permanent at the client: packets to it are lost while
-    /// the cable is pulled, without an error.
+    /// Makes the server's hardware address permanent on the client: packets to it are lost without
+    /// an error while the cable is pulled.
     ///
     /// # Panics
     /// Panics when the address cannot be determined.

@@ -1,7 +1,7 @@
-//! `rtrs-client` as users run it: `attach` returns and leaves a background process, the other
+//! `rtrs-client` as users run it: `attach` returns and leaves a background process, and the other
 //! commands use its control socket. Every [`Client`] has its own run directory, so sessions of
 //! different tests do not see each other. Background processes are found by that directory's name
-//! on their command line, and ended when the handle is dropped.
+//! on their command line, and are terminated when the handle is dropped.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use crate::requires::free_port;
 use crate::scratch::Scratch;
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// Address at which the session serves NBD.
+/// Address on which the session serves NBD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Front {
     /// A unix socket at this path.
@@ -26,7 +26,7 @@ pub enum Front {
 }
 
 impl Front {
-    /// Returns the option of `attach` for this front.
+    /// Returns the `attach` option for this front.
     #[must_use]
     pub fn args(&self) -> [String; 2] {
         match self {
@@ -87,7 +87,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the address at which NBD is served; the default is a unix socket in the run directory.
+    /// Sets the address on which NBD is served; the default is a unix socket in the run directory.
     #[must_use]
     pub fn front(mut self, front: Front) -> Self {
         self.front = Some(front);
@@ -179,7 +179,7 @@ impl ClientBuilder {
     }
 }
 
-/// Session, and the run directory of its control socket.
+/// A session, and the run directory that contains its control socket.
 #[derive(Debug)]
 pub struct Client {
     export: String,
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Returns the address at which the session serves NBD.
+    /// Returns the address on which the session serves NBD.
     #[must_use]
     pub fn front(&self) -> &Front {
         &self.front
@@ -244,8 +244,8 @@ impl Client {
         Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
     }
 
-    /// Runs a command that is refused while NBD clients are connected. The session notices the end
-    /// of their connections a moment later: the command is repeated until then.
+    /// Runs a command that is refused while NBD clients are connected. The session notices slightly
+    /// later that their connections have closed: the command is repeated until then.
     ///
     /// # Panics
     /// Panics when the command is refused for [`COMMAND_TIME_MAX`].
@@ -256,7 +256,7 @@ impl Client {
         })
     }
 
-    /// Starts `rtrs-client WORDS --run-dir ...`, a command that does not end by itself.
+    /// Starts `rtrs-client WORDS --run-dir ...`, a command that does not end on its own.
     #[must_use]
     pub fn spawn<S: AsRef<str>>(&self, words: &[S]) -> Proc {
         Proc::start(self.process(words))
@@ -276,8 +276,8 @@ impl Client {
         status
     }
 
-    /// Waits until this number of paths is connected. `attach` waits for one path, and no more than
-    /// a second for the others.
+    /// Waits until this many paths are connected. `attach` waits for one path, and for the others
+    /// no more than a second.
     ///
     /// # Panics
     /// Panics when [`COMMAND_TIME_MAX`] has passed.
@@ -345,7 +345,7 @@ impl Client {
         })
     }
 
-    /// Returns the process of a session started in the foreground, for waiting.
+    /// Returns the process of a session started in the foreground, so that a test can wait for it.
     ///
     /// # Panics
     /// Panics when the session was not started in the foreground.

@@ -1,4 +1,4 @@
-//! Strict parser of the Prometheus text format, version 0.0.4, and scrape client. Written from the
+//! Strict parser for the Prometheus text format, version 0.0.4, and scrape client. Written from the
 //! format's specification, independently of the code that produces the text. The parser is stricter
 //! than the format: it also refuses text that Prometheus accepts but conventions forbid.
 
@@ -47,7 +47,7 @@ pub struct Family {
 pub struct Exposition(pub Vec<Family>);
 
 impl Exposition {
-    /// Returns the value of the only sample of that name with these labels.
+    /// Returns the value of the only sample with that name and these labels.
     ///
     /// # Panics
     /// Panics when there is none, or more than one.
@@ -63,7 +63,7 @@ impl Exposition {
         found[0].value
     }
 
-    /// Returns the number of samples of that name.
+    /// Returns the number of samples with that name.
     #[must_use]
     pub fn count(&self, name: &str) -> usize {
         let all = self.0.iter().flat_map(|family| &family.samples);
@@ -192,7 +192,7 @@ impl Family {
     }
 }
 
-/// Whether this is the name of a metric, which may have colons, or of a label.
+/// Whether this is a valid name of a metric, which may contain colons, or of a label.
 fn is_name(name: &str, colons: bool) -> bool {
     let letter = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_' || colons && byte == b':';
     let mut bytes = name.bytes();

@@ -1,6 +1,6 @@
 //! Files that the tests export and copy: sparse files, files with a pattern in which every block
-//! differs, and a real ext4 file system made from a part of /usr/share. File comparison does not
-//! load whole files into memory.
+//! differs, and a real ext4 file system made from part of /usr/share. Comparing files does not load
+//! them into memory whole.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -73,8 +73,8 @@ pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
     }
 }
 
-/// Creates an ext4 image at `path` from the largest of some directories of /usr/share that has at
-/// most `mib_max` MiB. Returns the image's size in bytes.
+/// Creates an ext4 image at `path` from the largest of some directories in /usr/share with at most
+/// `mib_max` MiB. Returns the image's size in bytes.
 ///
 /// # Panics
 /// Panics when there is no such directory or mkfs fails.

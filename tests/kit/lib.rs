@@ -2,9 +2,9 @@
 //! use them with real programs and stop them.
 //!
 //! Every wait has a time limit and panics with a description of the missing event; every process
-//! that a test starts is ended by process id when its handle is dropped, even when the test panics;
-//! every test works in its own directory. A test without a required tool is skipped with a message
-//! ([`requires`]).
+//! that a test starts is killed by process ID when its handle is dropped, even when the test
+//! panics; every test works in its own directory. A test without a required tool is skipped with a
+//! message ([`requires`]).
 //!
 //! Used only by the test binaries of this crate. Most tests start with [`Stand`]: one server, one
 //! attached session, one NBD front.
@@ -46,11 +46,11 @@ pub use transport::Transport;
 
 use std::time::{Duration, Instant};
 
-/// Maximum time of a command that only talks to daemons.
+/// Maximum time for a command that only talks to daemons.
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(120);
-/// Maximum time of a program that moves data.
+/// Maximum time for a program that moves data.
 pub const COPY_TIME_MAX: Duration = Duration::from_secs(300);
-/// Maximum time of a daemon from SIGTERM to its exit: the documented bound, and a margin for a busy
+/// Maximum time for a daemon to exit after SIGTERM: the documented bound, plus a margin for a busy
 /// machine.
 pub const STOP_TIME_MAX: Duration = Duration::from_secs(60);
 

@@ -1,7 +1,7 @@
-//! NBD client that sends arbitrary bytes, valid or not; the hostile tests use it against the front
-//! end. Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice project),
-//! deliberately independent of the bridge's own code. [`Innocent`] is a well-behaved client on the
-//! same front end, which must not be affected.
+//! NBD client that sends arbitrary bytes, valid or not; the hostile tests use it to attack the
+//! front end. Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice
+//! project), deliberately independent of the bridge's own code. [`Innocent`] is a well-behaved
+//! client on the same front end that must not be affected.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -149,7 +149,7 @@ impl RawNbd {
     /// Sends bytes. A connection closed by the server is not an error: the next read shows it.
     ///
     /// # Panics
-    /// Panics when the server accepts no byte for a long time.
+    /// Panics when the server accepts no bytes for a long time.
     pub fn send(&mut self, bytes: &[u8]) {
         if let Err(error) = self.stream.write_all(bytes) {
             let gone = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
@@ -166,7 +166,8 @@ impl RawNbd {
         self.send(data);
     }
 
-    /// Reads a reply to an option: its type and data. Returns `None` when the server has closed.
+    /// Reads a reply to an option: its type and data. Returns `None` when the server has closed the
+    /// connection.
     ///
     /// # Panics
     /// Panics when the reply is malformed or missing.
@@ -231,7 +232,7 @@ impl RawNbd {
     /// Reads from the export.
     ///
     /// # Errors
-    /// Returns the error of the reply, or that the server closed.
+    /// Returns the error of the reply, or reports that the server closed the connection.
     ///
     /// # Panics
     /// Panics when the data does not follow a successful reply.
@@ -271,7 +272,7 @@ impl RawNbd {
         panic!("the server did not close but sent 1 MiB");
     }
 
-    /// Fills `bytes`; returns false when the server closed before the first byte.
+    /// Fills `bytes`; returns false if the server closed the connection before the first byte.
     fn receive(&mut self, bytes: &mut [u8]) -> bool {
         let mut done = 0;
         while done < bytes.len() {
@@ -335,7 +336,7 @@ pub struct Innocent {
 }
 
 impl Innocent {
-    /// Connects and starts; returns after some rounds.
+    /// Connects and starts; returns after a few rounds.
     ///
     /// # Panics
     /// Panics when the client cannot work even before the violation.
@@ -344,7 +345,7 @@ impl Innocent {
         Self::start_at(front, export, 0)
     }
 
-    /// Connects and starts with the client's 64 KiB at `base`; returns after some rounds.
+    /// Connects and starts with the client's 64 KiB at `base`; returns after a few rounds.
     ///
     /// # Panics
     /// Panics when the client cannot work even before the violation.
@@ -371,7 +372,7 @@ impl Innocent {
         innocent
     }
 
-    /// Waits until the client has done some more rounds, or failed.
+    /// Waits until the client has done a few more rounds or has failed.
     ///
     /// # Panics
     /// Panics when neither happens in time.

@@ -1,5 +1,4 @@
-//! RTRS client that tests drive over a real transport: it sends exactly the bytes that a test gives
-//! it.
+//! RTRS client that tests drive over a real transport: it sends exactly the bytes that it is given.
 //!
 //! [`Peer`] is one path of a session on its own fabric, selected by [`Transport`] and driven by the
 //! test's thread: a [`PlayedClient`] that can wait. [`RawMpa`](crate::RawMpa) is for malformed
@@ -138,7 +137,7 @@ impl Peer {
     /// Returns the negative errno of the server's reject.
     ///
     /// # Panics
-    /// Panics when the server does not answer at all, or answers with anything but 56 bytes.
+    /// Panics when the server does not answer at all, or its answer is not 56 bytes long.
     pub fn connect_raw(&mut self, private_data: &[u8]) -> Result<(), i16> {
         let qp = self.client.ask(source(self.options), self.server, private_data);
         let padded = !Transport::of_environment().is_tcp();
@@ -220,7 +219,8 @@ impl Peer {
         })
     }
 
-    /// Waits until all its connections are closed, for at most `limit` each; returns the reasons.
+    /// Waits until all the peer's connections are closed, for at most `limit` each; returns the
+    /// reasons.
     ///
     /// # Panics
     /// Panics when a close takes too long.

@@ -1,7 +1,7 @@
-//! Child processes with limits on everything. [`run`] is for programs that end, [`Proc`] for
+//! Child processes with limits on everything. [`run`] is for programs that exit, [`Proc`] for
 //! daemons. Output goes to files, not pipes: a background process that keeps a stream open cannot
-//! block a test, and no pipe fills up. Each child leads its own process group, so that its children
-//! end with it.
+//! block a test, and no pipe fills up. Each child leads its own process group, so that its own
+//! children are killed with it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -39,7 +39,7 @@ pub fn bin(name: &str) -> PathBuf {
     path
 }
 
-/// Result of a program and its output.
+/// Exit code and output of a program.
 #[derive(Debug)]
 pub struct Finished {
     /// Command line, for messages.
@@ -107,7 +107,7 @@ impl Finished {
 /// Runs a program until it exits, for at most `limit`.
 ///
 /// # Panics
-/// Panics when it cannot be started or does not end in time; it is killed then.
+/// Panics when it cannot be started or does not exit in time; in that case, it is killed.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Duration) -> Finished {
     let mut command = Command::new(program);
     command.args(args);
@@ -134,7 +134,8 @@ impl Proc {
         Self::start_with(command, None)
     }
 
-    /// Starts the command like [`Proc::start`], with this as its standard error instead of a file.
+    /// Starts the command like [`Proc::start`], with `errors_to` as its standard error instead of a
+    /// file.
     ///
     /// # Panics
     /// Panics when it cannot be started.
@@ -202,8 +203,8 @@ impl Proc {
         self.ended
     }
 
-    /// Waits until the process's output has `count` lines with `pattern`. Returns the text after
-    /// the pattern on each line, up to white space.
+    /// Waits until the process's output contains `count` lines with `pattern`. Returns the text
+    /// after the pattern on each line, up to white space.
     ///
     /// # Panics
     /// Panics when it ends first, or `limit` has passed.
@@ -269,7 +270,7 @@ impl Proc {
     /// Waits for the process to exit.
     ///
     /// # Panics
-    /// Panics when `limit` has passed; the process is killed then.
+    /// Panics when `limit` has passed; in that case, the process is killed.
     #[must_use]
     pub fn wait(mut self, limit: Duration) -> Finished {
         let start = Instant::now();
@@ -302,7 +303,7 @@ impl Proc {
     fn kill(&mut self) {
         if self.poll().is_none() {
             // First the group, with the process's own children; then the process, in case the group
-            // has ended.
+            // is gone.
             let _ = send_signal("KILL", &format!("-{}", self.pid()));
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
@@ -325,8 +326,9 @@ pub fn send_signal(name: &str, target: &str) -> bool {
     shell.status().is_ok_and(|status| status.success())
 }
 
-/// Waits until all threads of a process are stopped; they may run for a moment after the signal was
-/// sent. Worker threads of rings are left out: they may be in a system call that cannot be stopped.
+/// Waits until all threads of a process are stopped; they may keep running briefly after the signal
+/// was sent. Worker threads of rings are ignored: they may be in a system call that cannot be
+/// stopped.
 ///
 /// # Panics
 /// Panics when a thread runs for [`COMMAND_TIME_MAX`].

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Maximum time for the server to answer or to close.
+/// Maximum time for the server to answer or to close the connection.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// First bytes of an MPA request.
@@ -22,7 +22,7 @@ pub const CRC: u8 = 0x40;
 pub const REFUSED: u8 = 0x20;
 /// See [`MARKERS`].
 pub const ENHANCED: u8 = 0x10;
-/// Both control bytes of an RDMA write, a send and an immediate, each the last frame of its
+/// Control bytes of an RDMA write, of a send and of an immediate, each the last frame of its
 /// message.
 pub const WRITE: [u8; 2] = [0xc1, 0x40];
 /// See [`WRITE`].
@@ -30,7 +30,7 @@ pub const SEND: [u8; 2] = [0x41, 0x43];
 /// See [`WRITE`].
 pub const IMMEDIATE: [u8; 2] = [0x41, 0x48];
 
-/// End of a stream as the peer saw it.
+/// End of a stream, as the peer saw it.
 #[derive(Debug)]
 pub struct Ended {
     /// All bytes before the end.
@@ -56,7 +56,7 @@ impl Ended {
     }
 }
 
-/// Returns a start-up frame with any key, flags, revision and data.
+/// Returns a start-up frame with arbitrary key, flags, revision and data.
 ///
 /// # Panics
 /// Panics when the data is too long for the length field.
@@ -72,7 +72,7 @@ pub fn start_data(private_data: &[u8]) -> Vec<u8> {
     [&[0x80, 0x10, 0x80, 0x10][..], b"RTIW\x01\x03\x00\x00", private_data].concat()
 }
 
-/// Returns a frame of this ULPDU: length, padding, checksum.
+/// Returns a frame for this ULPDU, with length, padding and checksum.
 ///
 /// # Panics
 /// Panics when the ULPDU is too long for the length field.
@@ -148,12 +148,13 @@ impl RawMpa {
         raw
     }
 
-    /// Sends bytes. An error means that the server closed, which the test's next read shows.
+    /// Sends bytes. An error means that the server closed the connection, which the next read
+    /// shows.
     pub fn write(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
-    /// Ends our direction.
+    /// Closes our direction of the stream.
     pub fn finish(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }

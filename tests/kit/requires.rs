@@ -1,4 +1,4 @@
-//! Requirements of a test on its machine. [`requires`] skips a test with a message and counts it
+//! A test's requirements on its machine. [`requires`] skips a test with a message and counts it
 //! ([`skip`]); [`quick`] selects the short versions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -11,8 +11,7 @@ use socket2::{Domain, Socket, Type};
 
 pub use rtrs_core::skip::skip;
 
-/// Returns the `PATH` for programs of the tests: the caller's, and the directories of mkfs and
-/// fsck.
+/// Returns the `PATH` for the tests' programs: the caller's, plus the directories of mkfs and fsck.
 pub(crate) fn search_path() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/sbin:/sbin")
@@ -47,12 +46,12 @@ pub fn is_root() -> bool {
     id.stdout.trim_ascii() == b"0"
 }
 
-/// Ports below those that Linux gives to outgoing connections, which could otherwise take a port
+/// Ports below those that Linux assigns to outgoing connections, which could otherwise take a port
 /// before the intended program does.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// Returns a TCP port that was free a moment ago on all IPv4 addresses of this host. For programs
-/// that cannot use port 0.
+/// Returns a TCP port that was free just now on all IPv4 addresses of this host, for programs that
+/// cannot use port 0.
 ///
 /// # Panics
 /// Panics when no port is free.
@@ -62,8 +61,8 @@ pub fn free_port() -> u16 {
         let random = RandomState::new().build_hasher().finish();
         PORTS.start + u16::try_from(random % PORTS.len() as u64).expect("less than all ports")
     };
-    // The socket does not listen. If it did, a process that another thread starts meanwhile would
-    // briefly hold a copy of it, which would keep the program from using the port.
+    // The socket does not listen. If it did, a process that another thread starts in the meantime
+    // would briefly hold a copy of it, which would keep the program from using the port.
     let is_free = |port: &u16| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_reuse_address(true).expect("an option");

@@ -1,5 +1,5 @@
-//! Directory of a test, in memory where the machine has /dev/shm, removed with the handle. Its path
-//! is short, because it holds unix sockets, whose paths are limited to 107 bytes.
+//! A test's directory, in memory if the machine has /dev/shm, removed with the handle. Its path is
+//! short, because it contains unix sockets, whose paths are limited to 107 bytes.
 
 use std::path::{Path, PathBuf};
 

@@ -15,9 +15,9 @@ use crate::scratch::Scratch;
 use crate::transport::Transport;
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// Maximum time until the server reports that it listens.
+/// Maximum time until the server reports that it is listening.
 const READY_TIME_MAX: Duration = Duration::from_secs(60);
-/// Start of the line with each address in the server's output.
+/// Prefix of each line with an address in the server's output.
 const READY_WORDS: &str = "listening on ";
 
 /// Options of a server to be started.
@@ -31,7 +31,7 @@ pub struct ServerBuilder {
     user: Option<&'static str>,
     envs: Vec<(&'static str, String)>,
     activation: Option<Activation>,
-    /// Number of sockets of the service manager that the server listens on without `--listen`.
+    /// Number of the service manager's sockets that the server listens on without `--listen`.
     portals: usize,
 }
 
@@ -176,7 +176,7 @@ impl Server {
         &self.portals[0]
     }
 
-    /// Returns every address, in the order of the `listening on` lines.
+    /// Returns all addresses, in the order of the `listening on` lines.
     #[must_use]
     pub fn portals(&self) -> &[String] {
         &self.portals
@@ -251,7 +251,7 @@ impl Server {
     }
 
     /// Waits until the server's output contains this text, and returns the output so far. A
-    /// separate thread writes the log, so a line may come late.
+    /// separate thread writes the log, so a line may arrive late.
     ///
     /// # Panics
     /// Panics when the text does not appear within [`COMMAND_TIME_MAX`].
@@ -278,7 +278,7 @@ impl Server {
     /// Sends SIGTERM and checks for exit code 0 within `limit`.
     ///
     /// # Panics
-    /// Panics when it ends late or with another code.
+    /// Panics when it exits late or with another code.
     pub fn stop(self, limit: Duration) -> Finished {
         self.proc.terminate(limit).ok()
     }

@@ -1,5 +1,5 @@
 //! Usual setup of a test: a scratch directory, one server and one session attached to it. Fields
-//! drop in order, the session before the server before the directory.
+//! are dropped in order: the session before the server, and the server before the directory.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -42,7 +42,7 @@ impl Stand {
         Self { client, server, scratch }
     }
 
-    /// Starts a stand on memory of this size (`256M`), with NBD on a unix socket.
+    /// Starts a stand with a memory export of this size (e.g. `256M`), and NBD on a unix socket.
     #[must_use]
     pub fn memory(size: &str) -> Self {
         Self::start(Scratch::new(), Server::builder().export(format!("vol0=mem:{size}")), |c| c)

@@ -1,6 +1,6 @@
 //! Transport of the hand-driven peers and their servers: TCP loopback, or an RDMA device when
-//! `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Sources are then the addresses
-//! `.100 + n` of the same network, which the machine must have; the lab's scenario assigns them.
+//! `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Source addresses are then `.100
+//! + n` in the same network, which the machine must have; the lab's scenario assigns them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
@@ -21,7 +21,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns the transport that the environment selects.
+    /// Returns the transport selected by the environment.
     ///
     /// # Panics
     /// Panics when the variable holds no IPv4 address.
@@ -33,7 +33,7 @@ impl Transport {
         }
     }
 
-    /// Returns the portal of a server: a free port.
+    /// Returns the portal for a server to listen on: a free port.
     #[must_use]
     pub fn listen(self) -> String {
         match self {

@@ -5,7 +5,7 @@
 dm_create() { # name table
     local device
     modprobe dm-mod
-    # dmsetup prints on every call that it creates the device node itself.
+    # On every call, dmsetup prints that it creates the device node itself.
     DM_DISABLE_UDEV=1 dmsetup create "lab-$1" --table "$2" 2> >(grep -v DM_DISABLE_UDEV >&2) ||
         return 1
     device=/dev/dm-$(dmsetup info -c --noheadings -o minor "lab-$1")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Functions of the scenarios that break links under load and measure how long IO stalls. Sourced
+# Functions for the scenarios that break links under load and measure how long IO stalls. Sourced
 # after lib.sh.
 
 # shellcheck source=tests/lab/topology.sh
@@ -26,7 +26,7 @@ faults_mark() { # name round
 faults_end() { # name text
     local status
     kill -0 "$FAULTS_FIO" 2>/dev/null || fail "$2: fio lasted until the end"
-    # Signals only its first process, which ends the others: fio's signal handler can deadlock a
+    # Signals only fio's first process, which ends the others: fio's signal handler can deadlock a
     # process that is doing IO.
     pkill -INT -o -f "^fio --name=$1 "
     wait "$FAULTS_FIO"
@@ -75,9 +75,8 @@ faults_longest() { # name
         }' "$LAB_WORK/$1"_lat.*.log
 }
 
-# Prints the longest IO of each round, the median and the longest of all; sets FAULTS_P50 and
-# FAULTS_MAX, in milliseconds. With LAB_FIGURES=1, on an otherwise idle machine, the targets
-# are checked.
+# Prints each round's longest IO, and their median and maximum; sets FAULTS_P50 and FAULTS_MAX, in
+# milliseconds. With LAB_FIGURES=1, on an otherwise idle machine, the targets are checked.
 faults_stalls() { # name text [p50_max max_max]
     local out=$LAB_WORK/$1.stalls
     if ! faults_longest "$1" >"$out"; then
@@ -102,7 +101,7 @@ faults_attach() { # name device argument...
         >"$LAB_WORK/attach.out" 2>&1 || { tail -n 5 "$LAB_WORK/attach.out" && return 1; }
 }
 
-# Runs a round: path 0 is broken for some seconds and repaired; the client must notice and
+# Runs a round: path 0 is broken for a few seconds and repaired; the client must notice and
 # reconnect.
 faults_round() { # run name break mend
     local since reconnects

@@ -39,8 +39,7 @@ guest_prepare() {
     ulimit -c 0
 }
 
-# Milliseconds that the loop below takes on an idle machine of the speed for which the limits were
-# chosen.
+# Milliseconds that the loop below takes on an idle machine that is as fast as the limits assume.
 GUEST_LOOP_MS=700
 # Maximum factor by which limits are stretched.
 GUEST_SLOW_MAX=8
@@ -111,8 +110,8 @@ guest_disconnect() {
 }
 
 # --- the network ---
-# A topology is kept for the next scenario if that needs the same one: creating topologies took half
-# of the overhead of the scenarios.
+# A topology is kept for the next scenario if that needs the same one: creating topologies used to
+# take half of the scenarios' overhead.
 TOPOLOGY_PATHS= TOPOLOGY_STATE=
 
 # Prints the network state that a scenario might change.
@@ -124,14 +123,14 @@ topology_state() {
     rdma link
 }
 
-# Sets up that many paths, or keeps the current ones if they are unchanged. A guest that is not in a
+# Sets up this many paths, or keeps the current ones if they are unchanged. A guest that is not in a
 # pair has at least two, so that most scenarios can share them.
 guest_network() { # paths
     local paths=$1
     [ "$LAB_ROLE" != one ] || [ "$paths" -ge 2 ] || paths=2
     : >"$LAB_HOME/counters"
     if [ "$TOPOLOGY_PATHS" = "$paths" ] && [ "$(topology_state)" = "$TOPOLOGY_STATE" ]; then
-        # The devices' counters count from their current values.
+        # From here on, the devices' counters are relative to their current values.
         grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* >"$LAB_HOME/counters"
         return 0
     fi
@@ -181,7 +180,7 @@ guest_leftovers() {
         [ -e "$device" ] && name=${device#/sys/block/} && echo "block device ${name%%/*}"
     done
     ps -e -o pid=,stat=,comm= | awk '$2 ~ /^D/ && $3 !~ /^kworker/ { print "process", $0 }'
-    # Objects of the kernel's own modules exist as long as the modules are loaded.
+    # Objects of the kernel's own modules exist for as long as the modules are loaded.
     rdma resource show qp 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/qp /'
     rdma resource show cm_id 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/cm_id /'
     rdma resource show mr 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/mr /'
@@ -199,9 +198,9 @@ barrier() { # name stage
     await "$1.$(other_role).$2" 120
 }
 
-# Runs a scenario with its time limit. A process that waits in the kernel cannot be ended, and
-# `timeout` does not end before that process: `timeout` is abandoned, so that the guest can still
-# report where the process waits.
+# Runs a scenario with its time limit. A process that waits in the kernel cannot be killed, and
+# `timeout` does not exit before that process does, so `timeout` is abandoned: the guest can then
+# still report where the process waits.
 guest_scenario() { # limit file
     local scenario deadline=$((SECONDS + $1 * LAB_SLOW + 20))
     # shellcheck disable=SC2016
@@ -332,7 +331,7 @@ guest_report_daemons() {
     for control in /run/rtrs/*.ctl; do
         [ -e "$control" ] || continue
         control=${control##*/}
-        # Other characters of a name are written as %XX.
+        # Other characters in a name are written as %XX.
         control=$(printf '%b' "${control//%/\\x}")
         echo "   counters of ${control%.ctl}:"
         timeout 10 rtrs-client stats "${control%.ctl}" 2>&1 | head -n 60 | sed 's/^/   | /'

@@ -6,7 +6,7 @@ KS_CLIENT=/sys/devices/virtual/rtrs-client
 # Last mapped device, for example rnbd0.
 KS_DEV=
 
-# Prints the path= arguments of map_device for that many paths; none for an existing session.
+# Prints the path= arguments of map_device for this many paths; none for an existing session.
 ks_paths() { # [number]
     local path
     for ((path = 0; path < ${1:-0}; path++)); do
@@ -46,8 +46,8 @@ ks_states_are() { # session text
     [ "$(ks_states "$1")" = "$2" ]
 }
 
-# Prints a counter of the client: reads, bytes read, writes, bytes written, inflight, requests taken
-# over from a different path.
+# Prints a counter of the client: reads, bytes read, writes, bytes written, inflight, or requests
+# taken over from a different path.
 ks_stat() { # session path place
     cut -d' ' -f"$3" "$KS_CLIENT/$1/paths/ip:10.0.$2.1@ip:10.0.$2.2/stats/rdma"
 }
@@ -84,7 +84,7 @@ ks_verify() { # name seconds_max device argument...
         --verify=crc32c --verify_backlog=64 --verify_fatal=1 "$@"
 }
 
-# Runs every kind of IO over that many paths and counts the packets of each connection.
+# Runs every kind of IO over this many paths and counts the packets of each connection.
 ks_every_kind() { # invalidate paths
     local session=io$2$1 path before=() idle device conns=$(($(nproc) + 1))
     ks_map "$session" vol "$2" || {
@@ -149,7 +149,7 @@ ks_hostile() { # part...
     . tests/lab/topology.sh
     for number in 1 2 7 9; do topology_address 0 a $((100 + number)) || exit 1; done
     export RTRS_BIN_DIR=$LAB_BIN RTRS_TEST_RDMA=10.0.0.2 TMPDIR=$LAB_WORK
-    # The number of connections that fit depends on TCP's buffers, and proofs over TCP are TCP only.
+    # Skips tests for TCP only: of how many connections fit its buffers, and of proofs over TCP.
     timeout 190 "${LAB_TESTS[protocol]}" --test-threads=1 \
         --skip more_connections_than_its_memory --skip over_tcp "${@/#/peers::}" \
         >"$LAB_WORK/hostile.log" 2>&1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Functions of the scenarios interop-sk-*: our client against the kernel's rnbd-server. Exports of
-# that server are paths of block devices; a session is named after its device.
+# Functions for the interop-sk-* scenarios: our client against the kernel's rnbd-server. That
+# server's exports are paths of block devices; a session is named after its device.
 
 # Attaches a block device over the first paths of the topology. Further arguments are
 # passed to attach.
@@ -10,7 +10,7 @@ sk_attach() { # device paths argument...
     for ((path = 0; path < paths; path++)); do
         arguments+=(--path "ip:10.0.$path.1@ip:10.0.$path.2")
     done
-    # An earlier session of the same name may have left its log.
+    # An earlier session with the same name may have left its log.
     SK_LOG_FROM[$device]=$(stat -c %s "$(sk_log_file "$device")" 2>/dev/null || echo 0)
     timeout 90 rtrs-client attach "$device" "${arguments[@]}" --session-name "sk-${device##*/}" \
         --heartbeat "${LAB_HEARTBEAT_MS:-2000}ms" --buffer-size 58M "$@" </dev/null || return 1
@@ -36,8 +36,8 @@ sk_expect_quiet() { # device text
     expect_eq "$2" "$found" ""
 }
 
-# Prints messages of the kernel's modules since the scenario began, except the usual ones. The
-# argument is a pattern of further allowed lines.
+# Prints the messages of the kernel's modules since the scenario began, except the usual ones. The
+# argument is a pattern for further allowed lines.
 sk_kernel_words() { # [pattern]
     dmesg | awk -v mark="lab: $LAB_NAME begins" 'seen; index($0, mark) { seen = 1 }' |
         grep -E ' (rtrs|rnbd)_[a-z]+ L[0-9]+:' |
@@ -70,15 +70,15 @@ sk_scsi_disk() { # mebibytes
     wait_until 20 "$disk" test -b "$disk" && echo "$disk"
 }
 
-# Creates a disk on a file in memory with sectors of 512 bytes, a write cache without FUA, and
+# Creates a disk on a file in memory, with sectors of 512 bytes, a write cache without FUA, and
 # discard; prints it.
 sk_loop_disk() { # mebibytes
     modprobe loop && truncate -s "$1M" "$LAB_WORK/loop.img" &&
         losetup --find --show "$LAB_WORK/loop.img"
 }
 
-# Compares the attributes of /dev/nbdX with those of the kernel's device. Without discard they are
-# 0.
+# Compares the attributes of /dev/nbdX with those of the kernel's device. Without discard, the
+# discard attributes are 0.
 sk_compare() { # device nbd
     local device=$1 nbd=$2 attribute cache
     expect_eq "$device: size" "$(blockdev --getsize64 "$nbd")" "$(blockdev --getsize64 "$device")"

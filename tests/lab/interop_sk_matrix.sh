@@ -87,9 +87,9 @@ sk_one_path() { # mode
     done
 }
 
-# Returns whether the kernel's server has let a connection stall: rdma_rxe of 6.1 runs the server's
-# REG_MR and LOCAL_INV a second time after a packet was repeated, and both fail. Our client detects
-# this and ends the path; nothing is lost, but the path was not up for the whole test.
+# Whether the kernel's server has let a connection stall: after a repeated packet, rdma_rxe of Linux
+# 6.1 runs the server's REG_MR and LOCAL_INV a second time, and both fail. Our client detects this
+# and ends the path; nothing is lost, but the path was not up for the whole test.
 sk_server_stalled() { # device
     sk_kernel_words | grep -qE 'REG MR failed|IB_WR_LOCAL_INV' &&
         sk_log "$1" | grep -q 'no answer for'

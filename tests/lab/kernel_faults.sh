@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Known bugs of the guests' kernel: the only reason for which scripts/test.sh repeats a failed
-# scenario. Sourced in the guest (guest.sh), by scripts/lab-run.sh for the console of a
-# guest that died, and by scripts/lab-verdict-test.sh.
+# Known bugs in the guests' kernel: the only reason for which scripts/test.sh repeats a failed
+# scenario. Sourced in the guest (guest.sh), by scripts/lab-run.sh for the console of a guest that
+# died, and by scripts/lab-verdict-test.sh.
 #
 # A bug is identified by the kernel function in which it occurs, according to the kernel's log:
 #
@@ -15,15 +15,15 @@ KERNEL_FAULTS_KNOWN=$(
 at __rxe_cleanup rdma_rxe
 # rxe waits for these references without a bound.
 waits __rxe_cleanup rdma_rxe
-# A work item of a queue pair runs after the queue pair was freed.
+# A queue pair's work item runs after the queue pair was freed.
 at rxe_do_task rdma_rxe
 # The retransmit timer fires for a queue pair that is being freed.
 at retransmit_timer rdma_rxe
 # A queue pair is destroyed while its tasks still run.
 at rxe_qp_do_cleanup rdma_rxe
-# rtrs-clt frees connections of a path while its RDMA device is removed.
+# rtrs-clt frees a path's connections while its RDMA device is being removed.
 at rtrs_clt_close_conns rtrs_client
-# rtrs-srv closes a path while its RDMA device is removed.
+# rtrs-srv closes a path while its RDMA device is being removed.
 at rtrs_srv_close_work rtrs_server
 END
 )
@@ -53,7 +53,7 @@ kernel_faults_named() {
         { sub(/\r$/, "") }
         /WARNING: CPU|RIP: 0010:/ { found(place($0), "at") }
         /blocked for more than/ { hung = 40 }
-        # A frame with a question mark is left over on the stack.
+        # A frame marked with a question mark is a stale leftover on the stack.
         hung > 0 {
             hung--
             if ($0 !~ /\? /) found(place($0), "waits")

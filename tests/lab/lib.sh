@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Functions for scenarios of the lab. Sourced in the guest, in the root of the source tree.
+# Functions for the lab's scenarios. Sourced in the guest, in the root of the source tree.
 #
 # A failed assert_* ends the scenario; a failed expect_* continues and fails the scenario at its
 # end. Both print a PASS or FAIL line with their first argument and the time since the start. Every
@@ -12,12 +12,12 @@ export HOME=$LAB_HOME XDG_RUNTIME_DIR=$LAB_HOME
 . "$LAB_SHARE/settings"
 export PATH=$LAB_BIN:$PATH:/usr/sbin:/sbin
 
-# Factor by which this guest is slower than an idle machine (measured by guest.sh); all bounds of
-# waits are multiplied by it.
+# Factor by which this guest is slower than an idle machine (measured by guest.sh); all time limits
+# of waits are multiplied by it.
 export LAB_SLOW=${LAB_SLOW:-1}
 
-# The program `timeout` with the bound of this guest. If another program runs it (`xargs timeout`),
-# the bound is not stretched.
+# The program `timeout` with its time limit stretched for this guest. If another program runs it
+# (`xargs timeout`), the limit is not stretched.
 timeout() { # [-k SECONDS] seconds_max command...
     local flags=()
     [ "$1" != -k ] || { flags=(-k "$2") && shift 2; }
@@ -63,7 +63,7 @@ class_of() { # command...
     done
 }
 
-# Wrapper for functions of scenarios that compare in a pipe.
+# Wrapper for scenario functions that compare in a pipe.
 cmp() {
     command cmp "$@" && return 0
     class data
@@ -74,7 +74,7 @@ note() { # text
     echo "   $*"
 }
 
-# Ends the scenario; it counts as skipped.
+# Ends the scenario and counts it as skipped.
 skip() { # reason
     echo "SKIP $LAB_NAME: $1"
     exit 77
@@ -129,14 +129,14 @@ assert_false() { expect_false "$@" || exit 1; }
 assert_match() { expect_match "$@" || exit 1; }
 
 # Reports a cell of the compatibility table, covering the checks since the previous cell or the
-# start of the scenario. PEER is kernel-client or kernel-server. scripts/interop-table.sh makes the
-# table.
+# start of the scenario. PEER is kernel-client or kernel-server. scripts/interop-table.sh generates
+# the table.
 LAB_CELL_CHECKS=0
 cell() { # peer what [result]
     local result=${3:-works} since
     since=$(tail -n "+$((LAB_CELL_CHECKS + 1))" "$LAB_HOME/checks")
     LAB_CELL_CHECKS=$(wc -l <"$LAB_HOME/checks")
-    # A cell without checks has no result.
+    # A cell without checks would have no result.
     [ -n "$since" ] || fail "the cell '$2' has checks"
     case $since in
         '' | *failed*) result=FAILED ;;
@@ -181,7 +181,8 @@ other_role() {
     if [ "$LAB_ROLE" = client ]; then echo server; else echo client; fi
 }
 
-# Signals of this scenario. `hear` ends it if the other guest ends before sending the signal.
+# Signals of this scenario. `hear` ends the scenario if the other guest ends before sending the
+# signal.
 tell() { # word
     signal "$LAB_NAME.word.$1"
 }
@@ -202,7 +203,7 @@ hear() { # word seconds_max
 start_server() { # argument...
     # Without the output of an earlier server.
     : >"$LAB_WORK/server.out"
-    # The guest decides who can reach the server.
+    # The guest itself decides who can reach the server.
     rtrs-server --insecure-open "$@" >"$LAB_WORK/server.out" 2>>"$LAB_WORK/server.log" </dev/null &
     LAB_SERVER=$!
     wait_until 30 "rtrs-server $* to listen" server_listens \
@@ -231,9 +232,9 @@ stop_server() {
     return 1
 }
 
-# Runs rtrs-client attach with a bound. Its output goes to attach.out; the session's log is
-# /run/rtrs/NAME.log. Heartbeats get more time than by default, so that delays of the emulation do
-# not end a path.
+# Runs rtrs-client attach with a time limit. Its output goes to attach.out; the session's log is
+# /run/rtrs/NAME.log. Heartbeats are given more time than by default, so that delays of the
+# emulation do not end a path.
 attach() { # name argument...
     timeout 90 rtrs-client attach "$@" --heartbeat "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}ms" \
         >"$LAB_WORK/attach.out" 2>&1 </dev/null || {
@@ -306,7 +307,7 @@ kernel_server_gone() {
     done
 }
 
-# Maps a device at the kernel's client and prints the block device. Arguments are those of
+# Maps a device on the kernel's client and prints the block device. Arguments are those of
 # map_device.
 kernel_map() { # argument...
     local module sysfs=/sys/devices/virtual/rnbd-client/ctl before
@@ -360,15 +361,15 @@ rdma_count() { # kind
     rdma resource show "$1" | wc -l
 }
 
-# Prints the packet numbers of each connection of a device as "QP PSN" lines. A connection has
-# two queue pairs to one of the peer's; the second only binds windows and never sends.
+# Prints the packet numbers of each connection of a device as "QP PSN" lines. A connection has two
+# queue pairs for one of the peer's; the second only binds windows and never sends.
 rxe_sent() { # device
     rdma resource show qp link "$1" -d |
         sed -n 's/.* lqpn \([0-9]*\) rqpn \([0-9]*\) .*type RC .* sq-psn \([0-9]*\) .*/\2 \1 \3/p' |
         sort -n -k1,1 -k2,2 | awk '!seen[$1]++ { print $2, $3 }' | sort
 }
 
-# Prints the number of objects of each kind that user processes have on all devices.
+# Prints the number of objects of each kind that user processes hold on all devices.
 rdma_objects() {
     local kind
     for kind in qp cq pd mr cm_id; do

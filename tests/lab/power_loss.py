@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Power loss and write errors of a disk, for the lab: loads that record what is durable, and checks
-of what a disk contains.
+on what a disk contains.
 
 The disk is logged by dm-log-writes, whose log has each write at the point where it became durable:
 at the next flush, or at its completion if it had FUA. A load puts a mark into the log each time the
@@ -44,13 +44,13 @@ DIRECT_BLOCKS = 32
 
 
 def block_of(number, generation):
-    """The contents of a block, such that a sector of a different write can be detected in it."""
+    """Returns a block's contents, in which a sector of a different write can be detected."""
     sector = b"block %8d generation %8d " % (number, generation)
     return (sector * (512 // len(sector) + 1))[:512] * (BLOCK // 512)
 
 
 def generation_of(number, data):
-    """The generation of a block; 0 if it was never written, None if it is torn."""
+    """Returns the generation of a block; 0 if it was never written, None if it is torn."""
     if not any(data):
         return 0
     try:
@@ -61,18 +61,18 @@ def generation_of(number, data):
 
 
 def raw_round(at):
-    """The blocks that a round of the raw load writes."""
+    """Returns the blocks that a round of the raw load writes."""
     return random.Random(at).sample(range(RAW_BLOCKS), RAW_WRITES)
 
 
 def file_of(at):
-    """The contents of the file of a round."""
+    """Returns the contents of a round's file."""
     size = random.Random(at).choice([1, 700, 4096, 20_000, 130_000, 300_000])
     return hashlib.shake_128(b"file %d" % at).digest(size)
 
 
 def direct_block(at):
-    """The block that a round writes with O_DSYNC."""
+    """Returns the block that a round writes with O_DSYNC."""
     return at * 7 % DIRECT_BLOCKS
 
 
@@ -85,7 +85,7 @@ def mark(logged, text):
 
 
 def buffer_of(data):
-    """A copy of the data that can be written with O_DIRECT."""
+    """Returns a copy of the data that can be written with O_DIRECT."""
     buffer = mmap.mmap(-1, len(data))
     buffer.write(data)
     return buffer
@@ -130,7 +130,7 @@ def load_files(folder, logged, rounds):
     fd = os.open(direct, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
     mark(logged, "round-0")
     for at in range(1, rounds + 1):
-        # This file is never synced; it fills the other pages of the journal.
+        # This file is never synced; it fills the other pages in the journal.
         with open(os.path.join(folder, "noise"), "ab") as noise:
             noise.write(os.urandom(50_000))
         write_synced(os.path.join(folder, f"file{at}"), file_of(at))
@@ -148,7 +148,7 @@ def load_files(folder, logged, rounds):
 
 
 class Log:
-    """The entries of a log: (flags, sector, sectors, place of the data, mark)."""
+    """The entries of a log: (flags, sector, sectors, position of the data, mark)."""
 
     def __init__(self, path):
         self.file = open(path, "rb")
@@ -186,7 +186,7 @@ class Log:
         image.flush()
 
     def rounds(self):
-        """For each entry, the last round that was durable before it; None before the first mark."""
+        """Returns, for each entry, the last round durable before it; None before the first mark."""
         last, found = None, []
         for *_, text in self.entries:
             if text.startswith("round-"):
@@ -196,7 +196,7 @@ class Log:
 
 
 def evenly(points, most):
-    """At most `most` of the points, evenly distributed, including the last."""
+    """Returns at most `most` of the points, evenly distributed, including the last."""
     if len(points) <= most:
         return points
     return [points[(len(points) - 1) * at // (most - 1)] for at in range(most)]

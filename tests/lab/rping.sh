@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Functions of the ping scenarios: rping of rdma-core at either end, over soft RoCE or soft iWARP
+# Functions for the ping scenarios: rdma-core's rping at either end, over soft RoCE or soft iWARP
 # (siw). Sourced in the guest.
 
 # Adds a soft iWARP device on each end of a path, in place of the soft RoCE ones, which would use
@@ -27,7 +27,7 @@ siw_down() { # path
 rping_server() { # address size
     stdbuf -oL rping -s -P -a "$1" -S "$2" -v -V >"$LAB_WORK/rping.log" 2>&1 </dev/null &
     LAB_RPING=$!
-    # rping does not report that it listens: the connection manager shows its identifier.
+    # rping does not report that it is listening, but the connection manager shows its identifier.
     wait_until 20 "rping to listen" rping_listens
 }
 
@@ -47,7 +47,7 @@ rping_client() { # name to from size
     timeout 60 rping -c -a "$2" -I "$3" -C 100 -S "$4" -v -V >"$LAB_WORK/$1.log" 2>&1 </dev/null
 }
 
-# Prints the number of rounds in a log of rping.
+# Prints the number of rounds in an rping log.
 rping_rounds() { # file
     grep -c 'ping data: rdma-ping-' "$1"
 }
@@ -76,7 +76,7 @@ our_client_rounds() { # path
     done
     note "$(jq -c '.latency_us.round' "$LAB_WORK/client64.json") us per round of 64 bytes"
     # One after the other: rping keeps one request at a time, and mistakes the second of two
-    # concurrent ones for both. (siw of Linux 6.1 then loses count and rping never ends.)
+    # concurrent ones for both. (The siw of Linux 6.1 then loses count, and rping never ends.)
     : >"$LAB_WORK/rping.log"
     RPING_INTERVAL=100ms our_rping first "$1" 64 &
     first=$!

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs one scenario in a separate process: its function `scenario`, or in a pair of guests `server`
-# or `client`. Called by guest.sh. Exit 0 passed, 77 skipped, else failed.
+# Runs one scenario in a separate process: its function `scenario` or, in a pair of guests, `server`
+# or `client`. Called by guest.sh. Exit codes: 0 passed, 77 skipped, others failed.
 set -u
 # shellcheck source=tests/lab/lib.sh
 . tests/lab/lib.sh

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Networks of a guest. One guest: for path I a veth pair, vaI 10.0.I.1 (the client's side) and
-# vbI 10.0.I.2 (the server's), with a soft RDMA device on each end: rxaI, rxbI. A pair of guests:
-# the same names and addresses, but va and rxa are in the client's guest, vb and rxb in the
-# server's. MTU 5000, so that the MTU of RDMA is 4096. In both, traffic from one end to the
-# other crosses the cable, whether RDMA or TCP, and stops when a link is taken down.
+# Networks of a guest. One guest: for path I a veth pair, vaI 10.0.I.1 (the client's side) and vbI
+# 10.0.I.2 (the server's), with a soft RDMA device on each end: rxaI, rxbI. A pair of guests: the
+# same names and addresses, but va and rxa are in the client's guest, vb and rxb in the server's.
+# The MTU is 5000, so that the RDMA MTU is 4096. In both, traffic from one end to the other crosses
+# the cable, whether RDMA or TCP, and stops when a link is taken down.
 #
 # Called by guest.sh and by scenarios that take a network down and up.
 
@@ -16,8 +16,8 @@ topology_sysctls() {
         net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
 }
 
-# Packets of a queue pair that two CPUs send wait in two queues and overtake each other, and a full
-# queue drops them. On rdma_rxe of Linux 6.1 either can break a queue pair of the kernel's
+# If two CPUs send packets of a queue pair, these wait in two queues and overtake each other, and a
+# full queue drops them. On rdma_rxe of Linux 6.1, either can break a queue pair of the kernel's
 # modules: a retransmission runs REG_MR and LOCAL_INV a second time, which fails; after that,
 # nothing is sent or reported (rxe_req.c, req_retry and rxe_requester). So one CPU receives the
 # packets of a link, in order, from a long queue.
@@ -81,7 +81,7 @@ topology_up() { # paths
         device=/sys/class/infiniband/rx$side$path/ports/1
         host=1
         [ "$side" = a ] || host=2
-        # Addresses appear in the device's table a moment later; connecting earlier is slow.
+        # Addresses appear in the device's table slightly later; connecting before then is slow.
         wait_until 30 "rx$side$path to have its address" grep -qi \
             "$(printf 'ffff:0a00:%02x%02x' "$path" "$host")" -r "$device/gids" || return 1
         wait_until 30 "rx$side$path to be active" grep -q ACTIVE "$device/state" || return 1
@@ -104,9 +104,9 @@ topology_address() { # path side host
         "$(printf 'ffff:0a00:%02x%02x' "$1" "$3")" -r "/sys/class/infiniband/rx$2$1/ports/1/gids"
 }
 
-# topology_cut makes a cable lose everything that this end sends, while the link is up at both ends;
-# topology_mend repairs it. Unlike `ip link set down`, a cut has no lasting effect: rdma_rxe of
-# Linux 6.1 never reconnects over a port that was down when it had something to send.
+# topology_cut makes a cable lose everything that this end sends while the link stays up at both
+# ends; topology_mend repairs it. Unlike `ip link set down`, a cut has no lasting effect: rdma_rxe
+# of Linux 6.1 never reconnects over a port that was down while something had to be sent.
 topology_cut() { # device
     modprobe sch_netem && tc qdisc add dev "$1" root netem loss 100%
 }

@@ -3,7 +3,7 @@
 #
 # dm-flakey fails every write and flush while it is configured to. Writes may be lost, but not
 # silently: a successful flush covers every write that was acknowledged before it, unless an earlier
-# flush of the same user has failed for that write.
+# flush by the same user has failed because of that write.
 
 # shellcheck source=tests/lab/dm.sh
 . tests/lab/dm.sh

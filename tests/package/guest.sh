@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run by scripts/package-test.sh in its virtual machine, at each boot, as root. That script counts
-# the lines PASS and FAIL; `@@ done` is the last line. There are three boots: `install` follows the
+# Run as root by scripts/package-test.sh in its virtual machine at each boot. That script counts the
+# PASS and FAIL lines; `@@ done` is the last line. There are three boots: `install` follows the
 # documents, uses and upgrades the packages, and prepares the next boot; `booted` checks the mounts;
 # `again` checks the shutdown and purges the packages.
 set -u
@@ -54,7 +54,7 @@ nothing_left() {
     within 300 fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
 }
 
-# Lists all files, without backups of the user database, because the user rtrs remains.
+# Lists all files except backups of the user database, because the user rtrs remains.
 all_files() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp \
         -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /var/tmp \

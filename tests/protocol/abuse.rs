@@ -1,5 +1,5 @@
 //! Tests of bad input from users and from NBD clients, one test for each violation. Each offender
-//! gets a clear error or has its connection closed, while an innocent client on the same front
+//! receives a clear error or has its connection closed, while an innocent client on the same front
 //! continues undisturbed and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for
 //! wrong usage. Violations by RTRS peers have their own tests.
 
@@ -75,7 +75,7 @@ fn unreadable_path() {
         }
         let copy = scratch.path("rtrs-server");
         // Copied by another process: a program that is open for writing cannot be executed, and a
-        // program that another test starts has a copy of this process's descriptors for a moment.
+        // program that another test starts briefly has a copy of this process's descriptors.
         let _ = run("cp", &[bin("rtrs-server"), copy.clone()], COMMAND_TIME_MAX).ok();
         for path in [scratch.dir(), &copy] {
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("open it");
@@ -384,8 +384,9 @@ fn io_past_the_end() {
 
 // ---- errors by NBD clients --------------------------------------------------------------------
 
-/// Runs a violation next to an innocent client, on the unix socket and on TCP; then checks that the
-/// innocent client was not disturbed, that a new client is served, and that both daemons are alive.
+/// Runs a violation alongside an innocent client, on the unix socket and on TCP; then checks that
+/// the innocent client was not disturbed, that a new client is served, and that both daemons are
+/// alive.
 fn violation(bad: impl Fn(&Front)) {
     for mut stand in [Stand::memory("16M"), Stand::memory_tcp("16M")] {
         let front = stand.client.front().clone();
@@ -599,7 +600,7 @@ fn nbd_huge_lengths() {
 
 #[test]
 fn nbd_clients_that_stop_midway() {
-    // A complete short conversation; then one client for each position where it can break off.
+    // A complete short conversation; then one client for each position at which it can break off.
     let mut talk = consts::CLIENT_FLAGS.to_be_bytes().to_vec();
     let go = go_data("vol0");
     talk.extend(option_head(consts::OPT_GO, go.len() as u32));
@@ -685,7 +686,7 @@ fn garbage_on_the_control_socket() {
             let mut stream = UnixStream::connect(path).expect("connect to the control socket");
             stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
             stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a timeout");
-            // Refused or closed, both are correct; the session must survive.
+            // Refusing and closing are both correct; the session must survive.
             let _ = stream.write_all(bytes);
             let _ = stream.read(&mut [0; 4096]);
         }

@@ -1,4 +1,4 @@
-//! Tests of the wire format as an independent program sees it: tshark captures a session and a ping
+//! Tests of the wire format as seen by an independent program: tshark captures a session and a ping
 //! on loopback and must decode them as iWARP, with every checksum correct.
 
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,7 +13,7 @@ use rtrs_tests::{
 
 /// Maximum number of captured packets: a bound, not a requirement.
 const PACKETS_MAX: &str = "20000";
-/// One shard, and heartbeats that are not missed when an end stalls for some seconds.
+/// One shard, and heartbeats that are not missed when an end stalls for a few seconds.
 pub(crate) const PATIENT: [&str; 4] = ["--shards", "1", "--heartbeat", "5s"];
 /// Data of the last captured packets.
 const LAST: &[u8] = b"the capture ends here";

@@ -1,9 +1,9 @@
-//! Tests of captured sessions with the kernel. The lab's scenario interop-capture recorded them on
+//! Tests of captured sessions with the kernel. The lab scenario interop-capture recorded them on
 //! soft RoCE. Our own wire code decodes every message and checks it against docs/PROTOCOL.md, in
 //! order and with the keys valid at the time.
 //!
 //! The files are classic pcap with packets truncated to 700 bytes, which omits the data of reads
-//! and long writes and keeps every header.
+//! and long writes but keeps every header.
 
 mod roce;
 mod session;

@@ -1,5 +1,6 @@
-//! Tests of `scripts/rtrs.lua` in tshark: the captures in `tests/golden` (soft RoCE, one end the
-//! kernel's) and a session of our own over TCP. Its output is compared with the expected content.
+//! Tests of `scripts/rtrs.lua` in tshark: the captures in `tests/golden` (soft RoCE, with a kernel
+//! peer at one end) and a session of our own over TCP. Its output is compared with the expected
+//! content.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -1,8 +1,8 @@
-//! Tests of `always-invalidate` from the point of view of a hand-driven peer: with it on, the key
-//! of a chunk is valid for one request, and a peer that reuses it loses its path without having
-//! changed any data; with it off, keys stay valid.
+//! Tests of `always-invalidate` from a hand-driven peer's point of view: with it on, the key of a
+//! chunk is valid for one request, and a peer that reuses it loses its path without having changed
+//! any data; with it off, keys stay valid.
 //!
-//! Runs over TCP loopback, or over the RDMA device that `RTRS_TEST_RDMA` names, as in the lab's
+//! Runs over TCP loopback, or over the RDMA device that `RTRS_TEST_RDMA` names, as in the lab
 //! scenario `invalidate`.
 
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
 use rtrs_tests::{Peer, PeerOptions, Server, wait_for};
 
-/// Maximum wait for a refusal, long before heartbeats would have ended the path.
+/// Maximum wait for a refusal; heartbeats would end the path only much later.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK: u32 = 512;
 /// Connection and permit that the test uses.

@@ -1,4 +1,4 @@
-//! Wire protocol with real daemons: invalid bytes, hand-driven peers, captures.
+//! Tests of the wire protocol with real daemons: invalid bytes, hand-driven peers, captures.
 //!
 //! `abuse.rs` wrong flags, files and NBD clients · `peers.rs` hostile RTRS peers · `invalidate.rs`
 //! reuse of keys · `ping.rs` the commands `ping` and `doctor` · `capture.rs` tshark reads a session

@@ -1,10 +1,10 @@
-//! Tests of violations by RTRS peers, on the server's real wire: raw bytes and hand-driven clients
-//! against a real server, one test for each family of violations. In each test, an innocent session
-//! continues undisturbed; every violation is answered with its errno or ends only that path;
-//! afterwards the server still runs, with its descriptors and memory unchanged.
+//! Tests of violations by RTRS peers on the wire: raw bytes and hand-driven clients against a real
+//! server, one test for each family of violations. In each test, an innocent session continues
+//! undisturbed; every violation is answered with its errno or ends only that path; afterwards the
+//! server still runs, with its descriptors and memory unchanged.
 //!
-//! Runs over TCP loopback, or over an RDMA device if `RTRS_TEST_RDMA` names one: the lab's
-//! scenarios `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,
+//! Runs over TCP loopback, or over an RDMA device if `RTRS_TEST_RDMA` names one: the lab scenarios
+//! `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,
 //! `stream.rs`).
 
 mod discover;
@@ -26,17 +26,17 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Queue depth that is not a power of two: the immediate can encode the nonexistent permits 24 to
-/// 31.
+/// Queue depth that is not a power of two: the immediate can encode the permits 24 to 31, which do
+/// not exist.
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
 /// Handshake timeout of the servers here over TCP, for start-up steps and handshakes.
 const HANDSHAKE: Duration = Duration::from_secs(180);
-/// Handshake timeout over TCP where a test waits for it.
+/// Handshake timeout over TCP in tests that wait for it.
 const SHORT: Duration = Duration::from_secs(12);
 /// Handshake timeout in an emulated machine with a software RDMA device.
 const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
-/// Maximum time in which a violation closes the connection, long before any timeout.
+/// Maximum time in which a violation closes the connection; any timeout comes much later.
 const AT_ONCE: Duration = Duration::from_secs(60);
 /// Maximum time like [`AT_ONCE`] over RDMA, where a test of proofs waits for the handshake timeout.
 const AT_ONCE_RDMA: Duration = Duration::from_secs(15);
@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const RESET: i16 = -(errno::ECONNRESET.cast_signed());
 
-/// A server with an innocent session on its export `vol0`, and exports for the others.
+/// A server with an innocent session on its export `vol0`, and exports for other sessions.
 struct Scene {
     // Declared first, so that it is dropped and ends before its session does.
     innocent: Innocent,
@@ -89,7 +89,7 @@ impl Scene {
         Self { innocent, stand, server, descriptors, memory, last_session: 0 }
     }
 
-    /// Returns options of a path in a new session.
+    /// Returns the options for a path in a new session.
     fn options(&mut self) -> PeerOptions {
         self.last_session += 1;
         PeerOptions::new(self.last_session, self.last_session)
@@ -104,7 +104,7 @@ impl Scene {
     /// Returns a path like [`Self::peer`], with `vol1` open for writing as device 0.
     fn writer(&mut self) -> Peer {
         let mut peer = self.peer();
-        // The previous path may have ended a moment ago, taking its session with it.
+        // The previous path may have ended just now, taking its session with it.
         let opened = wait_for("the export to be free", PATIENCE, || {
             match peer.open("vol1", AccessMode::ReadWrite) {
                 Err(errno::EPERM) => None,

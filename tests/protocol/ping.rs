@@ -23,7 +23,7 @@ fn exporting() -> ServerBuilder {
 
 #[test]
 fn a_busy_server_answers_pings() {
-    // An end that stalls for some seconds loses no path.
+    // An end that stalls for a few seconds loses no path.
     let patient = ["--heartbeat", "1m"];
     let server = exporting().args(&patient).start();
     let session = Client::attach("vol0").path(server.portal()).args(&patient).start();
@@ -322,7 +322,7 @@ fn invalid_rping_messages_end_only_their_connection() {
         |rping| rping.send(&[0; 15]),
         |rping| rping.send(&[0; 20]),
         |rping| rping.send(&[0; 5000]),
-        // The second message before the go-ahead to the first.
+        // The second message before the go-ahead for the first.
         |rping| {
             rping.info(1, 1, 64);
             rping.info(1, 1, 64);

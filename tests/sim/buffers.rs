@@ -1,9 +1,9 @@
 //! Buffers of a workload's IO, with a record of their content.
 //!
 //! A slot is lent to the device with an IO and returned when the IO ends. Afterwards, only the
-//! workload may change it. In between, only the bytes that a read requested may change: neither the
-//! data of a write, nor the bytes after a short read. Whole slots are compared when a slot is
-//! returned, when it is lent again, and at the end.
+//! workload may change it. In between, only the bytes that a read requested may change: neither a
+//! write's data nor the bytes after a short read. Whole slots are compared when a slot is returned,
+//! when it is lent again, and at the end.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Pieces {
         Self { pool, slots }
     }
 
-    /// Returns the pieces of a slot: of odd sizes, apart from each other, from back to front.
+    /// Returns the pieces of a slot: of odd sizes, not adjacent, and in reverse order.
     fn cut(memory: &Arc<Region>, slot: usize, span: usize) -> Vec<MemSlice> {
         let prng = &mut Prng::new(slot as u64);
         let len_max = [700, 5000, span][slot % 3];

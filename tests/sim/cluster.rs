@@ -3,8 +3,8 @@
 //! A core's turn does what its driver would do: messages, events of its fabric, timers, the user of
 //! the device, and posting requests. After a turn in which anything happened, the core pauses for a
 //! time drawn from the seed, so that events pile up and turns interleave. `bounds.rs` checks
-//! invariants during a run and leftovers at its end; `users.rs` has the workloads, `second.rs` a
-//! second volume, `beside.rs` other sessions, and `operator.rs` the operators' actions.
+//! invariants during a run and leftovers at its end; `users.rs` contains the workloads, `second.rs`
+//! a second volume, `beside.rs` other sessions, and `operator.rs` the operators' actions.
 
 mod beside;
 mod bounds;
@@ -45,7 +45,7 @@ use operator::Exports;
 use second::Second;
 use servers::OtherServers;
 
-/// Maximum number of rounds at the same time; beyond this, the clock counts as stopped.
+/// Maximum number of rounds at the same virtual time; beyond it, the clock counts as stopped.
 const SPINS_MAX: u32 = 20_000;
 
 /// State of a run.
@@ -102,10 +102,10 @@ pub(super) struct Cluster {
     unseen: Vec<End>,
 }
 
-/// Makes connections take a while to end at the server in some runs, and in half of these also at
-/// the client. Nothing is drawn for this, so that other runs do not change. Runs that kill clients
-/// are left out: a killed client would keep its memory registered for that time, and the memory
-/// bound, which is for one client, would not apply.
+/// Makes connections take a while to end on the server in some runs, and in half of these on the
+/// client too. No random numbers are drawn for this, so that other runs do not change. Runs that
+/// kill clients are left out: a killed client would keep its memory registered for that time, and
+/// the memory bound, which is for one client, would not apply.
 fn linger(world: &World, options: &Options) {
     let seed = options.seed;
     if options.faults.client_restart + options.faults.client_leave > 0 {
@@ -258,7 +258,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the client's process; with `power`, by a power failure. The workloads remain.
+    /// Ends the client's process; with `power`, through a power failure. The workloads remain.
     fn stop_client(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[0]);
@@ -304,7 +304,7 @@ impl Cluster {
         self.world.now()
     }
 
-    /// Sets the future actions.
+    /// Sets the actions to come.
     pub(super) fn set_plan(&mut self, plan: Vec<(Instant, Act)>) {
         self.plan = plan.into();
     }
@@ -344,7 +344,7 @@ impl Cluster {
         self.stop_other_servers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
-        // Drop actions that remain if the load has ended early.
+        // Drop the actions that remain if the load ended early.
         self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. } | Act::RemoveExport));
     }
 
@@ -444,7 +444,7 @@ impl Cluster {
         self.wake_all();
     }
 
-    /// Whether a detach has ended everything at the client.
+    /// Whether a detach has ended everything on the client.
     pub(super) fn is_done(&self) -> bool {
         self.client[0].core.is_done() && self.guest.as_ref().is_none_or(guest::Guest::is_done)
     }

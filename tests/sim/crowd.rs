@@ -1,6 +1,6 @@
 //! Many unproved paths of an attacker that knows the UUIDs of a session and of its paths. They
-//! connect before the session's client and after it, with the numbers of its next connects and a
-//! different queue depth, and stay as long as the server allows.
+//! connect before and after the session's client, with the numbers of the client's next connects
+//! and a different queue depth, and stay for as long as the server allows.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -52,7 +52,8 @@ impl Crowd {
         self.next_at
     }
 
-    /// Returns the number of paths that were introduced and asked to prove their identity.
+    /// Returns the number of paths that introduced themselves and were asked to prove their
+    /// identity.
     pub(super) fn count(&self) -> u64 {
         self.count
     }

@@ -1,12 +1,12 @@
 //! Backend of the simulator: a disk in memory with its own cache, clock and faults.
 //!
-//! An operation takes effect at one moment between its submission and its completion; both moments
-//! are drawn from the seed. What completed writes promise is kept apart from their effects:
-//! `current` is the content that reads see, `durable` is the content that certainly survives a
-//! power cut, and the journal holds the writes in between. A cut keeps, independently for each
-//! sector, any of the versions since the durable one: writes are dropped, torn at sectors and
-//! reordered. An operation whose device is dropped (the server's process ended) has happened by
-//! then or never will.
+//! An operation takes effect at one point in time between its submission and its completion; both
+//! that time and the completion are drawn from the seed. What completed writes promise is tracked
+//! apart from their effects: `current` is the content that reads see, `durable` is the content that
+//! certainly survives a power cut, and the journal holds the writes in between. A cut keeps,
+//! independently for each sector, any of the versions since the durable one: writes are dropped,
+//! torn at sectors and reordered. An operation whose device is dropped (because the server's
+//! process ended) has either happened by then or never will.
 
 mod ways;
 
@@ -27,7 +27,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::Plant;
 use super::options::DiskOptions;
 
-/// Maximum delay of a write that a planted bug makes late.
+/// Maximum delay of a write that is made late by a planted bug.
 const LATE_MAX: Duration = Duration::from_millis(400);
 /// Size of a sector in bytes.
 pub(super) const SECTOR: usize = 512;
@@ -35,7 +35,7 @@ pub(super) const SECTOR: usize = 512;
 /// A write that a power cut may lose.
 #[derive(Debug)]
 struct Entry {
-    /// Position in the order in which writes took effect.
+    /// Position in the order in which writes take effect.
     seq: u64,
     op: u64,
     /// Position in the order of submissions and completions.
@@ -54,7 +54,7 @@ pub(super) struct DiskStats {
     pub(super) cuts: u64,
     /// Writes lost during writeback of the cache.
     pub(super) lost: u64,
-    /// Operations that took longer than the time that the client waits for an answer.
+    /// Operations that took longer than the client waits for an answer.
     pub(super) late: u64,
     /// Operations that failed because the backing file had been truncated.
     pub(super) beyond: u64,
@@ -69,7 +69,7 @@ struct State {
     prng: Prng,
     /// Source of lost writes, separate so that runs without them are unaffected.
     loser: Prng,
-    /// Whether writes were lost, which only the next sync reports, regardless of who submits it.
+    /// Whether writes were lost; only the next sync reports this, whoever submits it.
     lost: bool,
     /// Source of the status that reports lost writes, if it varies.
     statuses: Option<Prng>,
@@ -78,13 +78,13 @@ struct State {
     /// Whether durable writes do not report errors of other writes.
     apart: bool,
     now: Instant,
-    /// Time after which nothing is slow, stuck or failing anymore.
+    /// Time after which nothing is slow, stuck or failing any more.
     calm: Option<Instant>,
     /// Time for which the client waits for an answer.
     patience: Duration,
     /// Offset at which the sectors of the second session begin, for a planted bug.
     guest_from: usize,
-    /// Length of the backing file in bytes, and its minimum since the file was exported.
+    /// Length of the backing file in bytes, and the minimum length since the file was exported.
     len: usize,
     end: usize,
     /// End of the file at the time of the last failed flush.
@@ -94,20 +94,20 @@ struct State {
     durable: Vec<u8>,
     durable_seq: Vec<u64>,
     journal: Vec<Entry>,
-    /// Whether the next write is held: it neither happens nor ends before it is released.
+    /// Whether the next write is held: it neither takes effect nor ends before it is released.
     armed: bool,
     /// Whether a write is held.
     holds: bool,
-    /// Earliest end of operations that are submitted before this time.
+    /// Time before which no operation submitted earlier than that ends.
     stuck_until: Instant,
     /// Time for which registering memory blocks a core, and the blocked time not yet taken.
     pin_time: Duration,
     pinned: Duration,
-    /// Whether operations end early for the caller and happen later, for a planted bug.
+    /// Whether operations end early for the caller and take effect later, for a planted bug.
     loose: bool,
     /// Byte ranges whose writes also end early, up to the given serial, for a planted bug.
     given_up: Vec<(Range<u64>, u64)>,
-    /// Operations that ended early and have not happened.
+    /// Operations that ended early and have not taken effect.
     late: Vec<Op>,
     /// Write to be repeated, for a planted bug.
     ghost: Option<(usize, Vec<u8>, u8)>,
@@ -186,8 +186,8 @@ impl Disk {
     }
 
     /// Sets the length of the backing file in sectors. Data beyond the new end is lost; sectors
-    /// that the file gains hold zeroes. IO beyond the lowest end fails until the file is exported
-    /// again.
+    /// that the file gains hold zeroes. IO beyond the shortest length fails until the file is
+    /// exported again.
     pub(super) fn set_sectors(&self, sectors: u32) {
         let state = &mut *self.state.lock();
         state.len = sectors as usize * SECTOR;
@@ -242,12 +242,13 @@ impl Disk {
         }
     }
 
-    /// From now on, makes writes end early and happen later, for a planted bug.
+    /// Makes writes end early and take effect later from now on, for a planted bug.
     pub(super) fn end_writes_early(&self) {
         self.state.lock().loose = true;
     }
 
-    /// Makes the current writes to these sectors end early and happen later, for a planted bug.
+    /// Makes the current writes to these sectors end early and take effect later, for a planted
+    /// bug.
     pub(super) fn end_current_writes_early(&self, sector: u32, count: u32) {
         let state = &mut *self.state.lock();
         let bytes = |sector: u32| u64::from(sector) * SECTOR as u64;
@@ -269,17 +270,17 @@ impl Disk {
         self.state.lock().holds
     }
 
-    /// Sets the earliest end of operations that are submitted before that time.
+    /// Lets no operation that is submitted before `until` end before then.
     pub(super) fn stick_until(&self, until: Instant) {
         self.state.lock().stuck_until = until;
     }
 
-    /// Sets the time for which registering memory with the disk blocks a core from now on.
+    /// Sets how long registering memory with the disk blocks a core from now on.
     pub(super) fn pin_slowly(&self, time: Duration) {
         self.state.lock().pin_time = time;
     }
 
-    /// Takes the time for which registering memory blocked the core that was just polled.
+    /// Takes the time that registering memory blocked the core that was just polled.
     pub(super) fn take_pinned(&self) -> Duration {
         std::mem::take(&mut self.state.lock().pinned)
     }
@@ -416,7 +417,7 @@ impl State {
         self.plant == Plant::LateEffect && time > self.patience
     }
 
-    /// Whether a planted bug makes an operation end before it happens.
+    /// Whether a planted bug makes an operation end before it takes effect.
     fn ends_before_effect(&self, op: &Op) -> bool {
         let end = op.io.offset + u64::from(op.io.len);
         let overlaps = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;

@@ -1,14 +1,13 @@
-//! State directory in which the simulated server keeps the export's epoch for the next server.
+//! State directory where the simulated server keeps the export's epoch for the next server.
 //!
 //! As in `rtrs-server/src/state.rs`, one thread saves, one job after another, and queued jobs are
-//! saved together. A save has two moments. At the first, the number is written, so that a server
-//! that starts after this one was killed finds it. At the second, it is durable, and requests that
-//! wait for it are answered. Unless the seed draws otherwise, both coincide.
+//! saved together. A save has two steps. In the first, the number is written, so that a server that
+//! starts after this one was killed finds it. In the second, the number becomes durable, and
+//! requests that wait for it are answered. Unless the seed says otherwise, the two coincide.
 //!
-//! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
-//! some runs refuses writes and tears them. Clearing the file always works here: a medium that
-//! refuses to clear the file too hides a loss from the next server, as docs/explanation/fence.md
-//! says.
+//! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), on a medium that in some
+//! runs refuses writes and tears them. Clearing the file always works here: a medium that also
+//! refuses to clear the file hides a loss from the next server, as docs/explanation/fence.md says.
 
 use std::io;
 use std::sync::Arc;
@@ -40,14 +39,14 @@ struct State {
     prng: Prng,
     /// Jobs that wait for the thread.
     jobs: Vec<Arc<EpochState>>,
-    /// Epoch being saved, with the end of the save, the number and its rises.
+    /// Epoch being saved, with the end of the save, the number, and how often it has been raised.
     busy: Option<(Instant, Arc<EpochState>, u64, u32)>,
     /// Time at which the server is killed, before the save ends.
     kill_at: Option<Instant>,
     stats: EpochStats,
 }
 
-/// Content of the file, which refuses changes if the seed draws that.
+/// Content of the file, which refuses changes if the seed says so.
 #[derive(Clone, Debug)]
 struct SimFile {
     content: Option<Vec<u8>>,
@@ -79,7 +78,7 @@ impl Medium for SimFile {
         let refused = self.refuse();
         let done = match refused {
             Ok(()) => bytes.len(),
-            // Writes no data, a part, or everything.
+            // Writes none, some or all of the data.
             Err(_) => [0, self.prng.index(bytes.len()), bytes.len()][self.prng.index(3)],
         };
         let content = self.content.as_mut().expect("an open file");
@@ -98,7 +97,7 @@ impl Medium for SimFile {
 pub(super) struct EpochStats {
     /// Number of saves that took time.
     pub(super) late: u64,
-    /// Number of servers that ended before a save did.
+    /// Number of servers that ended before a save finished.
     pub(super) cut: u64,
 }
 
@@ -177,7 +176,7 @@ impl KeptEpoch {
         [busy, state.kill_at].into_iter().flatten().min()
     }
 
-    /// Runs a turn of the thread. Returns whether anything was saved.
+    /// Runs one turn of the saving thread. Returns whether anything was saved.
     pub(super) fn turn(&self, now: Instant) -> bool {
         let state = &mut *self.0.lock();
         let mut any = false;
@@ -207,7 +206,7 @@ impl State {
             time = hang.unwrap_or_else(|| self.prng.duration(Duration::ZERO..=saves.time_max));
             self.stats.late += 1;
             if saves.kills && self.prng.chance(Ratio::new(3, 4)) {
-                // A hanging save eventually fails by itself.
+                // A hanging save eventually fails on its own.
                 let within = if hang.is_some() { time.min(5500 * MS) } else { time };
                 self.kill_at = Some(now + self.prng.duration(Duration::ZERO..=within));
             }

@@ -15,7 +15,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::options::{FaultMix, Ids, MS, Removal, ReportedIds, Truncation};
 pub(super) use twins::twins;
 
-/// How long before a restart of the server other servers end, if they have to.
+/// Time between the end of other servers, if they have to end, and a restart of the server.
 const OTHERS_END_AHEAD: Duration = Duration::from_millis(300);
 
 /// Action of a plan.
@@ -26,20 +26,20 @@ pub(super) enum Act {
     /// Moves a queue pair of one end into the error state, after this number of further work
     /// requests or, with `receive`, of further receives.
     QpError { at_client: bool, after: u32, receive: bool },
-    /// Ends the server's process; with `power`, by a power failure of its machine.
+    /// Ends the server's process; with `power`, through a power failure of its machine.
     StopServer { power: bool },
-    /// Asks the server to stop, as by a signal or, with `drain`, path by path. Its remains end
-    /// before the next one starts.
+    /// Asks the server to stop, as by a signal or, with `drain`, path by path. What is left of it
+    /// ends before the next server starts.
     AskServer { drain: bool },
-    /// Ends the client's process; with `power`, by a power failure of its machine.
+    /// Ends the client's process; with `power`, through a power failure of its machine.
     StopClient { power: bool },
     /// Detaches the client while its IO is in flight.
     LeaveClient,
     /// Attaches a client as another session.
     StartClient,
-    /// Stops a core for that time; cores of the client come first.
+    /// Stops a core for that time; the client's cores are numbered first.
     Stall { core: usize, time: Duration },
-    /// Makes this number of memory registrations fail at this end.
+    /// Makes this many memory registrations fail at this end.
     NoMemory { at_client: bool, times: u32 },
     /// Starts a server.
     StartServer,
@@ -72,18 +72,18 @@ pub(super) enum Act {
 /// Action on a second volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SecondAct {
-    /// Closes it with its user's IO in flight.
+    /// Closes the volume with its user's IO in flight.
     Close,
-    /// Adds it to the session again.
+    /// Adds the volume to the session again.
     Add,
-    /// Makes servers start without its export.
+    /// Makes servers start without the volume's export.
     Hide,
-    /// Exports it.
+    /// Exports the volume.
     Show,
 }
 
-/// Draws the actions on the second volume, in chronological order: it is closed and added again, or
-/// the server is restarted and lacks it for a while.
+/// Draws the actions on the second volume, in chronological order: the volume is closed and added
+/// again, or the server is restarted and lacks the volume for a while.
 pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..2 + prng.below(5) {
@@ -104,7 +104,7 @@ pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Ins
     plan
 }
 
-/// Draws a truncation of the backing file after `from`, and its sequel, in chronological order.
+/// Draws a truncation of the backing file after `from`, and what follows, in chronological order.
 pub(super) fn truncate(
     truncation: Truncation,
     sectors: u32,
@@ -146,8 +146,8 @@ pub(super) fn grow(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Insta
     plan
 }
 
-/// Draws the removal of the session's export, in chronological order; with all links down if the
-/// session must not notice it.
+/// Draws the removal of the session's export, in chronological order, with all links down if the
+/// session must not notice the removal.
 pub(super) fn remove(
     removal: Removal,
     links: &[(IpAddr, IpAddr)],
@@ -182,7 +182,7 @@ pub(super) fn report_ids(
         if before != reported {
             plan.push((at, Act::ReportIds(reported)));
         }
-        // Others may take its place once the session knows what its own server reports.
+        // Other servers may take over once the session knows which IDs its own server reports.
         if before != reported || (ids.is_beside() && ids.home[0] != reported) {
             let stop = at + OTHERS_END_AHEAD;
             plan.push((stop, Act::StopServer { power: false }));
@@ -386,7 +386,7 @@ pub(super) fn plan(
     plan
 }
 
-/// Silences all paths for the client; the requests on one path still arrive, late, when another
+/// Silences all paths for the client; requests on one path still arrive, but late, when another
 /// path is up again. Returns when that is over.
 fn give_up(
     plan: &mut Vec<(Instant, Act)>,

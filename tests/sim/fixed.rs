@@ -1,4 +1,4 @@
-//! Scenario of fixed requests without faults, whose instructions are counted
+//! Scenario with fixed requests and no faults, whose instructions are counted
 //! (`tests/bin/rtrs-instructions.rs`).
 
 use rtrs_client::{NoPath, Policy, SlowIo};

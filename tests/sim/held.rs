@@ -1,7 +1,7 @@
 //! Scenario in which a path dies while the disk holds a write: the client repeats the write, a
-//! newer write to the same place follows once the first is acknowledged, then the disk releases the
-//! held write. In one run of four, all paths die until the first write has ended with an error; the
-//! newer write follows as soon as paths are back, and only that write waits for the disk. The
+//! newer write to the same sectors follows once the first is acknowledged, then the disk releases
+//! the held write. In one run of four, all paths die until the first write has ended with an error;
+//! the newer write follows as soon as paths are back, and only that write waits for the disk. The
 //! newest data must survive. All variation follows from the seed: the writes, how and when the path
 //! dies and comes back, and when the disk releases the write.
 
@@ -45,7 +45,7 @@ fn settings(seed: u64) -> Options {
     options
 }
 
-/// Runs the scenario. `stats.replays` counts replays that met their original, `stats.blocked`
+/// Runs the scenario. `stats.replays` counts replays that met their original, and `stats.blocked`
 /// newer writes that met a failed write.
 pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
@@ -178,8 +178,8 @@ fn follow_copied(
     Ok(())
 }
 
-/// Ends all paths until the write has ended with an error. Newer writes follow when paths are back:
-/// writes to the same place wait for the disk, others do not.
+/// Takes all paths down until the write has failed. Newer writes follow when paths are back: writes
+/// to the same sectors wait for the disk, others do not.
 fn follow_failed(
     cluster: &mut Cluster,
     options: &Options,

@@ -24,7 +24,7 @@ use super::workload::{Workload, resent_for};
 
 /// Port of the portal.
 pub(super) const PORT: u16 = 1234;
-/// Time at which a core may run next, and whether it has to.
+/// Time at which a core may next run, and whether it has to.
 #[derive(Debug)]
 pub(super) struct Pace {
     pub(super) free_at: Instant,
@@ -220,7 +220,7 @@ pub(super) fn volume(export: &str) -> VolumeConfig {
     }
 }
 
-/// Returns the settings of the client number `client`, with the state that it takes over, if any.
+/// Returns the settings of client number `client`, with the state that it takes over, if any.
 pub(super) fn session_config(
     options: &Options,
     client: u8,
@@ -228,7 +228,7 @@ pub(super) fn session_config(
     identity: Option<Identity>,
 ) -> SessionConfig {
     SessionConfig {
-        // A client that returns before the previous one has ended uses a different name.
+        // A client that returns before its predecessor has ended uses a different name.
         name: if options.renamed { format!("sim{client}") } else { "sim".into() },
         volumes: vec![VolumeConfig {
             access: match options.guest {

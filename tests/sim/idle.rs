@@ -1,5 +1,5 @@
 //! Scenario of a session that was idle for minutes, with slow idle heartbeats, followed by an event
-//! and by a demand: the first IO, or another client. Each end may be an earlier version, without
+//! and then by either the first IO or another client. Each end may be an earlier version without
 //! support for idle heartbeats.
 //!
 //! - *Idle*: no path ends, however long the session is idle.
@@ -25,12 +25,13 @@ use super::{Failure, Plant};
 
 const HEARTBEAT: Duration = Duration::from_millis(100);
 const SERVER_HEARTBEAT: Duration = Duration::from_millis(500);
-/// Maximum time in which a server of these runs detects a silent client: four periods and a margin.
+/// Maximum time that a server of these runs takes to detect a silent client: four periods and a
+/// margin.
 const CLIENT_DEAD_MAX: Duration = Duration::from_millis(4 * 500 + 500);
 /// Maximum time of an IO over a path that has died, if another path works.
 const IO_MAX: Duration = Duration::from_millis(10 * 100 + 500);
-/// Maximum time from a server's start, or a link's return, to the end of all IO: detection of the
-/// silent path, its end, and the next attempt.
+/// Maximum time from a server's start, or a link's return, to the end of all IO: detecting the
+/// silent path, closing it, and the next attempt.
 const BACK_MAX: Duration = Duration::from_secs(6);
 /// Maximum time from the start of the next client until its device is open: the dead client is
 /// detected, its session ends, and the next attempt follows.
@@ -58,8 +59,7 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     options.unmix();
     (options.extra, options.renamed) = (Extra::default(), prng.chance(Ratio::new(1, 2)));
     let long = Duration::from_secs(30);
-    // An earlier version does not announce idle heartbeats, nor does an end that has them turned
-    // off.
+    // An earlier version does not announce idle heartbeats, nor does an end that has them disabled.
     let (client, server) = match prng.below(6) {
         0 => (Duration::ZERO, long),
         1 => (long, Duration::ZERO),
@@ -207,10 +207,10 @@ fn drive(
     cluster.check()
 }
 
-/// Passes up to some minutes without events, and checks that no path ends.
+/// Lets up to a few minutes pass without events, and checks that no path ends.
 fn idle(cluster: &mut Cluster, options: &Options, prng: &mut Prng) -> Result<(), Failure> {
     let before: u64 = cluster.paths().iter().map(|path| path.reconnects).sum();
-    // With an earlier version, a longer idle time makes no difference.
+    // If an end is an earlier version, a longer idle time makes no difference.
     let IdleMax { client, server } = options.extra.idle;
     let most = if client.min(server).is_zero() { 10_000 } else { 200_000 };
     pass(cluster, prng.duration(1000 * MS..=most * MS))?;

@@ -1,4 +1,4 @@
-//! Event log of a run: a line per event for readers, and a fingerprint for comparing two runs.
+//! Event log of a run: one line per event to read, and a fingerprint to compare two runs.
 
 use std::cell::RefCell;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Simulator tests: seeds that pass, runs that repeat, planted bugs that are caught.
+//! Simulator tests: seeds that pass, runs that are reproducible, planted bugs that are caught.
 #![forbid(unsafe_code)]
 
 use rtrs_core::mutant::{Mutant, choose};
@@ -7,9 +7,9 @@ use rtrs_tests::sim::{
     run_idle, run_proofs, run_shares, run_with,
 };
 
-/// Number of seeds in which a planted bug has to be caught.
+/// Number of seeds within which a planted bug has to be caught.
 const PLANT_SEEDS: u64 = 100;
-/// Seed that shows a bug that only a few runs can have.
+/// Seed that shows a bug that few runs can have.
 const LATE_SAVE_SEED: u64 = 344;
 
 /// Seeds that once failed, and a few others; `scripts/test.sh` runs more.
@@ -23,7 +23,7 @@ fn seeds_pass() {
 }
 
 /// The disk holds a write while its path dies, or while all paths die and the write fails; a newer
-/// write to the same place follows it.
+/// write to the same sectors follows.
 #[test]
 fn a_newer_write_overrides_a_held_one() {
     let (mut replays, mut failed) = (0, 0);
@@ -38,7 +38,7 @@ fn a_newer_write_overrides_a_held_one() {
     assert!(failed >= 200, "a write met a failed one in only {failed} of 1000 variations");
 }
 
-/// The host of a client sleeps with writes in flight; another client writes meanwhile, and leaves.
+/// A client's host sleeps with writes in flight; another client meanwhile writes, then leaves.
 #[test]
 fn a_client_that_returns_after_another_writer_is_refused() {
     let mut late = 0;
@@ -56,7 +56,7 @@ fn a_client_that_returns_after_another_writer_is_refused() {
     assert!(checkers.contains(&"blocks"), "old requests of a client change nothing: {checkers:?}");
 }
 
-/// Nothing but slow idle heartbeats happens for minutes, until an event. `scripts/test.sh` runs
+/// For minutes, nothing happens but slow idle heartbeats, until an event. `scripts/test.sh` runs
 /// more seeds.
 #[test]
 fn failures_after_idle_minutes_are_detected_in_time() {
@@ -85,7 +85,7 @@ fn an_intruder_proves_nothing_and_disturbs_nothing() {
     intrude(0..10);
 }
 
-/// A second test, because a seed takes seconds of processor time.
+/// Runs as a second test, because each seed takes seconds of processor time.
 #[test]
 fn an_intruder_proves_nothing_in_other_seeds() {
     intrude(10..20);
@@ -104,8 +104,8 @@ fn intrude(seeds: std::ops::Range<u64>) {
     assert!(sum.0 > 250 && sum.1 > 500 && sum.2 > 250, "{sum:?}");
 }
 
-/// Two gateways freeze, are killed, cut off and moved; no write of one lands after those of the
-/// next, none is lost, and in the end all IO continues.
+/// Two gateways freeze, are killed, cut off and moved; no write of one gateway lands after writes
+/// of the next, none is lost, and in the end all IO continues.
 #[test]
 fn an_export_moves_between_gateways_without_a_ghost_write() {
     let mut sum = (0, 0, 0);

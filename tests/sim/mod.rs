@@ -1,4 +1,4 @@
-//! Simulator: the real engines of client and server over the simulated fabric, with one seed.
+//! Simulator: the real client and server engines over the simulated fabric, driven by one seed.
 //!
 //! One thread runs everything on one virtual clock. The shape of the cluster, the workload, the
 //! faults and every delay follow from the seed; the same seed gives the same run, byte for byte.

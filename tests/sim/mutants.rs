@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::{Failure, Options, Plant, run_held, run_idle, run_with};
 
-/// Every how many seeds a search also runs a held write; idle sessions are run equally often.
+/// Number of seeds after which a search also runs a held write; idle sessions are run as often.
 const OTHERS_EVERY: u64 = 4;
 
 /// Scenario of a run.

@@ -1,15 +1,16 @@
 //! Front end between a workload and its client: all requests go through it as NBD.
 //!
-//! nbd-bridge works on the core's ring, so a core with a front has a real ring, and a socket pair
-//! in one thread. The bridge has one end, like a core's connection of /dev/nbdX; the other end is
-//! here and plays the kernel's part, with requests and replies. No virtual time passes between the
-//! two: a turn of the core runs both until neither has work. The byte positions at which messages
-//! are cut follow from the seed. Bridge, ring and sockets end together with a process.
+//! nbd-bridge works on the core's ring, so a core with a front has a real ring and a socket pair in
+//! one thread. The bridge has one end, like a core's connection of /dev/nbdX; this module has the
+//! other end and plays the kernel's part: it sends requests and receives replies. No virtual time
+//! passes between the two: a turn of the core runs both until neither has work left. The byte
+//! positions at which messages are cut follow from the seed. Bridge, ring and sockets go away
+//! together with the process.
 //!
 //! A workload that uses parts of blocks does not identify as the kernel, and half of its writes are
-//! sent twice, the second time without the first bytes, so that the copy begins within a block. As
-//! changes to a block are executed in order of arrival, this changes nothing; if they were not, the
-//! block could get its earlier content back.
+//! sent twice, the second time without the first bytes, so that the copy begins within a block.
+//! Since changes to a block are executed in order of arrival, the copy changes nothing; otherwise
+//! it could restore the block's earlier content.
 
 mod stalls;
 
@@ -37,8 +38,8 @@ const PAYLOAD_MAX: u32 = 64 << 10;
 const LONG_MAX: u32 = 1 << 20;
 /// Additional buffers that the bridges of two volumes share.
 const SHARED: usize = 13;
-/// Returns the bytes of the bridge's buffers: the minimum for its connections and such requests,
-/// and more where it shares them.
+/// Returns the size of the bridge's buffers in bytes: the minimum for its connections and such
+/// requests, or more if the buffers are shared.
 pub(super) const fn buffer_bytes(way: Use) -> usize {
     let connections = if way.drops { CONNECTIONS_MAX } else { 1 };
     let long = if way.long { 2 * LONG_MAX as usize } else { 0 };
@@ -49,13 +50,13 @@ pub(super) const fn buffer_bytes(way: Use) -> usize {
 /// Use of a front.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
-    /// Whether users drop their connections now and then.
+    /// Whether users occasionally drop their connections.
     pub(super) drops: bool,
     /// Whether requests are longer than a buffer of the bridge.
     pub(super) long: bool,
     /// Whether parts of blocks are written too.
     pub(super) parts: bool,
-    /// Whether each core's connection is a separate user, not one of a kernel's device.
+    /// Whether each core's connection is a separate user instead of part of a kernel device.
     pub(super) alone: bool,
     /// Whether users stop in the middle of payloads, and where the sectors of their extra writes
     /// start.
@@ -67,13 +68,13 @@ pub(super) struct Use {
 }
 /// Bit in the cookie of the second copy of a write.
 const TWICE: u64 = 1 << 63;
-/// Client bytes before its first request, without the name of the export.
+/// Bytes that the client sends before its first request, except the export name.
 const HELLO: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x03";
 /// Length of the greeting, and of the size and flags in the answer.
 const WELCOME: usize = 18 + 10;
-/// Maximum connections of a core, including closed ones that have writes in flight.
+/// Maximum number of connections of a core, including closed ones with writes in flight.
 const CONNECTIONS_MAX: usize = 12;
-/// Maximum rounds of one turn; beyond this, bridge and socket count as looping.
+/// Maximum number of rounds in a turn; beyond it, bridge and socket count as looping.
 const ROUNDS_MAX: u32 = 100_000;
 const HALF: Ratio = Ratio::new(1, 2);
 
@@ -106,7 +107,7 @@ pub(super) struct Front {
     /// Bytes of an incomplete reply.
     input: Vec<u8>,
     asked: BTreeMap<u64, Io>,
-    /// Writes that are sent twice, and the result of the first copy.
+    /// Writes that are sent twice, with the result of the first copy.
     twice: Option<BTreeMap<u64, Option<IoStatus>>>,
     stalls: Option<Stalls>,
     /// Bytes that come before the first reply.
@@ -130,7 +131,7 @@ impl Front {
         let config = BridgeConfig {
             buffer_bytes: buffer_bytes(way),
             connections_max: if way.drops { CONNECTIONS_MAX } else { 1 },
-            // Few, so that requests wait for rows.
+            // Few rows, so that requests wait for them.
             requests_max: prng.range(2..=64) as u32,
             touched_bytes: 0,
             max_payload: if way.long { LONG_MAX } else { PAYLOAD_MAX },
@@ -178,8 +179,8 @@ impl Front {
         assert!(self.bridge.adopt_kernel(now, theirs.into()), "there is room for a connection");
     }
 
-    /// Closes the connection of this front's user and continues over another. Returns the old one,
-    /// which closes when it is dropped.
+    /// Closes the connection of this front's user and continues over `ours`. Returns the old
+    /// connection, which closes when it is dropped.
     pub(super) fn reconnect(&mut self, End(ours): End) -> End {
         ours.set_nonblocking(true).expect("a socket that does not block");
         self.out.clear();
@@ -309,7 +310,7 @@ impl BlockDevice for Front {
             IoOp::WriteZeroes => cmd::WRITE_ZEROES,
             IoOp::Extents => cmd::BLOCK_STATUS,
         };
-        // Only offered flags are used: without an offered FUA flag, the kernel flushes after such a
+        // Only offered flags are used: if FUA is not offered, the kernel flushes after such a
         // write.
         let flags = if io.flags.fua { cmd_flags::FUA } else { 0 };
         if let Some(stalls) = self.stalls.as_mut().filter(|_| io.op == IoOp::Write) {

@@ -1,7 +1,7 @@
 //! Settings of a run, drawn from its seed: cluster, timing, workload and faults.
 //!
-//! The draws follow swarm testing: each seed has its own mix, many kinds of faults are absent from
-//! a run so that the others get room, and bounds are small so that tables fill and wrap.
+//! The draws follow swarm testing: each seed has its own mix, most runs leave out many kinds of
+//! faults so that the others get room, and bounds are small so that tables fill up and wrap.
 
 mod extra;
 mod follows;
@@ -49,7 +49,7 @@ pub struct Options {
     pub world: WorldOptions,
     /// Whether the server uses a fresh key per request.
     pub always_invalidate: bool,
-    /// Maximum time for registering memory at the server; none if its memory is not pinned.
+    /// Maximum time that the server takes to register memory; None if its memory is not pinned.
     pub pinned: Option<Duration>,
     /// Whether the client uses a fresh key per read.
     pub invalidate_reads: bool,
@@ -57,11 +57,11 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Heartbeat interval of the server.
     pub server_heartbeat: Duration,
-    /// Maximum time of an IO in flight.
+    /// Maximum time that an IO is in flight.
     pub io_timeout: Duration,
     /// Handling of IO that takes longer than `io_timeout` over a live path.
     pub slow_io: SlowIo,
-    /// Handling of IO while there is no path.
+    /// Handling of IO while no path is up.
     pub no_path: NoPath,
     /// Longest pause of a core between two turns.
     pub think_max: Duration,
@@ -77,7 +77,7 @@ pub struct Options {
     pub disk: DiskOptions,
     /// Faults.
     pub faults: FaultMix,
-    /// Maximum time of an IO, if the first path always works and the backend is quick.
+    /// Maximum duration of an IO if the first path always works and the backend is fast.
     pub stall_max: Option<Duration>,
     /// Minimum delay before a client that takes over from a killed one repeats requests without an
     /// answer, from their first submission. None if another user of the export follows instead.
@@ -88,11 +88,11 @@ pub struct Options {
     pub nbd_drops: bool,
     /// Whether an operator adds and removes paths, and changes the policy.
     pub operated: bool,
-    /// Other session that has the export open, and flushes.
+    /// Other session that has the export open and flushes it.
     pub guest: Option<Guest>,
     /// Whether other servers sometimes answer at the server's addresses.
     pub other_servers: bool,
-    /// Whether durable writes ask for a flush before them, as other clients' may (PREFLUSH).
+    /// Whether durable writes request a flush before them (PREFLUSH), as other clients' writes may.
     pub preflush: bool,
     /// Whether the server writes the data of answered reads once more. The data must not reach the
     /// memory of those reads; the path ends with an error.
@@ -101,8 +101,8 @@ pub struct Options {
     pub renamed: bool,
     /// Whether another session repeatedly asks to write.
     pub rival: bool,
-    /// Failover of requests of a dead path if client and server do not have our extensions, as with
-    /// a kernel peer (no FENCE, no epoch of the cache).
+    /// Failover of a dead path's requests if client and server lack our extensions, as with a
+    /// kernel peer (no FENCE, no cache epoch).
     pub kernel: Option<Failover>,
     /// Features that only some of the runs without a hunt have, each drawn separately.
     pub extra: Extra,
@@ -159,19 +159,19 @@ pub struct WorkOptions {
 /// Behavior of the backend.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskOptions {
-    /// Longest time of an operation that is not slow.
+    /// Longest duration of an operation that is not slow.
     pub latency_max: Duration,
     /// Share of slow operations.
     pub slow: Ratio,
-    /// Longest time of a slow operation.
+    /// Longest duration of a slow operation.
     pub slow_max: Duration,
     /// Share of operations that do not end for a long time.
     pub stuck: Ratio,
-    /// Longest time of a stuck operation.
+    /// Longest duration of a stuck operation.
     pub stuck_max: Duration,
     /// Share of operations that end with an error.
     pub errors: Ratio,
-    /// Share of writes that are lost in writeback of the cache; one sync reports the loss.
+    /// Share of writes that are lost during writeback of the cache; one sync reports the loss.
     pub writeback: Ratio,
     /// Whether a power cut may lose completed writes.
     pub write_cache: bool,
@@ -204,7 +204,7 @@ pub struct FaultMix {
     pub blackhole: u32,
     /// Weight of a slow direction.
     pub slow_path: u32,
-    /// Weight of a queue pair error at a work request.
+    /// Weight of a queue pair error on a work request.
     pub qp_error: u32,
     /// Weight of a server process that ends and starts again.
     pub server_restart: u32,
@@ -381,7 +381,7 @@ impl Options {
             kernel: None,
             extra: Extra::default(),
         };
-        // Seeds that hunt for one thing draw nothing else.
+        // Seeds that hunt for one kind of bug draw nothing else.
         let mut looks = true;
         if paths > 1 && prng.chance(Ratio::new(1, 6)) {
             drawn.hold_to_time(pick(prng, &[50, 100]) * MS);
@@ -421,7 +421,7 @@ impl Options {
                 drawn.hunt_dropped_writes(&mut Prng::new(seed ^ 0x6768_6f73_745f_7772));
             }
         }
-        // Other runs check IO that a session gave up, and losses of a disk.
+        // Other runs check IO that a session gave up on, and losses of a disk.
         let plain = drawn.faults.client_restart == 0 && drawn.faults.power_cut == 0;
         let plain = plain && drawn.stall_max.is_none() && !drawn.path_errors();
         let own = &mut Prng::new(seed ^ 0x6e62_645f_6472_6f70);
@@ -501,7 +501,7 @@ impl Options {
     }
 
     /// Makes it likely that a write ends with an error because no path is left, and that newer
-    /// writes go to the same place before the disk has finished it.
+    /// writes go to the same sectors before the disk has finished it.
     fn hunt_failed_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, pick(prng, &[50 * MS, DEAF]));
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(20 * MS)]);
@@ -537,8 +537,8 @@ impl Options {
         }
     }
 
-    /// Makes it likely that a path meets a different server: in place of the one that is down, or
-    /// at an address that belonged to the session's server, while requests sent there are still
+    /// Makes it likely that a path meets a different server: in place of one that is down, or at an
+    /// address that belonged to the session's server, while requests sent there are still
     /// executing.
     fn hunt_other_servers(&mut self, prng: &mut Prng) {
         self.other_servers = true;
@@ -554,7 +554,7 @@ impl Options {
     }
 
     /// Makes it likely that a client dies while its writes execute in the backend, and that the
-    /// next client quickly writes to the same place.
+    /// next client quickly writes to the same sectors.
     fn hunt_dead_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         self.load_time = 3000 * MS;
@@ -571,8 +571,8 @@ impl Options {
         work.depth = 24;
     }
 
-    /// Makes it likely that a write arrives late over a path that the client has given up and the
-    /// server has not, after newer writes have taken another path.
+    /// Makes it likely that a write arrives late over a path that the client, but not the server,
+    /// has given up, after newer writes have taken another path.
     fn hunt_late_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 1000 * MS);
         self.load_time = 3000 * MS;
@@ -587,10 +587,10 @@ impl Options {
         work.reads = Ratio::new(1, 2);
     }
 
-    /// Leaves only faults that another path can make up for, and sets a bound on the time of IO:
-    /// two paths may fall silent one after the other under the same IO.
+    /// Leaves only faults that another path can make up for, and bounds the duration of IO: two
+    /// paths may fall silent one after the other under the same IO.
     fn hold_to_time(&mut self, heartbeat: Duration) {
-        // A silent direction is detected only by the end that it leads to.
+        // A silent direction is detected only by the receiving end.
         (self.heartbeat, self.server_heartbeat) = (heartbeat, heartbeat);
         self.stall_max = Some(heartbeat * 10 + 500 * MS);
         let faults = &mut self.faults;

@@ -4,16 +4,15 @@
 //! a read shows which write it saw. Time is a counter of submissions and completions.
 //!
 //! **Writes that do not overlap in flight** (the usual run) are checked for linearizability: all
-//! operations on a sector must fit a single order in which each takes effect at one moment between
-//! its submission and its completion. The zone of a write extends from the first completion to the
-//! last submission of the write and its reads. By Gibbons and Korach (Testing shared memories,
-//! 1997), the operations are linearizable if and only if no two forward zones overlap and no
-//! backward zone is inside a forward one.
+//! operations on a sector must fit a single order in which each takes effect at one point in time
+//! between its submission and its completion. The zone of a write extends from the first completion
+//! to the last submission of the write and its reads. By Gibbons and Korach (Testing shared
+//! memories, 1997), the operations are linearizable if and only if no two forward zones overlap and
+//! no backward zone is inside a forward one.
 //!
 //! **Runs whose writes overlap**: a write may take effect more than once while it is in flight, as
-//! a replay does. A read may return any write that began before the read ended, unless a different
-//! write has replaced it, namely one that began after that write's end and ended before the read's
-//! start.
+//! a replay does. A read may return any write that began before the read ended, unless it has been
+//! replaced by a different write that began after its end and ended before the read's start.
 //!
 //! **While no write is open**, a sector keeps its content, in all runs. A write whose client was
 //! killed is open until the server lets the next client write, and is open again once the user
@@ -21,13 +20,13 @@
 //! From then on it counts as a separate write of the same content.
 //!
 //! **A write that ended with an error** from the backend may or may not have happened, but if it
-//! happens, it does so by its end. If `no_path` lets IO end with an error, or the client was
-//! killed, the write may happen at any later moment, until the server's process ends, the server
-//! lets a different session write, or nothing is in flight anymore. If neither disk nor cores are
-//! slow, it may happen only until an IO that its core submitted later has succeeded, because by
-//! then the paths on which it was sent are fenced off. In any case it happens before a write to the
-//! same sector that began after the error was reported: once such a write was acknowledged or seen,
-//! no read that begins afterwards sees the failed write.
+//! does, it happens by the time that it ends. If `no_path` lets IO end with an error, or the client
+//! was killed, the write may happen at any later time, until the server's process ends, the server
+//! lets a different session write, or nothing is in flight any more. If neither the disk nor the
+//! cores are slow, it may happen only until an IO that its core submitted later has succeeded,
+//! because by then the paths on which it was sent are fenced off. In any case it happens before a
+//! write to the same sector that began after the error was reported: once such a write was
+//! acknowledged or seen, no read that begins afterwards sees the failed write.
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced. A write is
 //! durable when it was acknowledged with FUA, or before the start of a flush that was acknowledged
@@ -58,7 +57,7 @@ pub(super) const USERS: usize = 2;
 struct Write {
     sector: u32,
     count: u32,
-    /// Whether the write leaves zeroes, as other writes do, instead of its number.
+    /// Whether the write leaves zeroes, like some other writes, instead of its number.
     zero: bool,
     start: u64,
     /// Time after which the write can no longer happen; `OPEN` while it may.
@@ -336,9 +335,9 @@ impl Oracle {
         }
     }
 
-    /// Closes all writes that ended with an error or that a now ended client was asked for. They
-    /// have happened by now or never will, because the server's process ended, or it let the next
-    /// client write, or nothing is in flight anywhere.
+    /// Closes all writes that ended with an error, and parks those of dead clients. They have
+    /// happened by now or never will, because the server's process ended, or the server let the
+    /// next client write, or nothing is in flight anywhere.
     pub(super) fn settle(&mut self) {
         let now = self.tick();
         for id in 1..self.writes.len() {
@@ -440,7 +439,7 @@ impl Oracle {
     }
 
     /// Handles a read of zeroes, which any of several writes may have left. The read is legal if it
-    /// fits one of these writes, and adds knowledge only if it fits no other.
+    /// fits one of these writes, and tells the oracle something only if it fits just one.
     fn saw_zeroes(&mut self, at: usize, start: u64, now: u64) -> Result<(), Failure> {
         let sector = &self.sectors[at];
         let ids = sector.clusters.iter().map(|cluster| cluster.id).chain(sector.survivors.clone());
@@ -527,7 +526,7 @@ impl Oracle {
         happened.then_some((first, last))
     }
 
-    /// Checks one write to a sector against all others there.
+    /// Checks one write to a sector against all others to that sector.
     fn judge(&self, at: usize, id: u32) -> Result<(), Failure> {
         if self.overlap {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Planted bugs: each shows that a checker detects its kind of bug.
 //!
-//! They are in the simulator, at the boundaries of the engines (the backend, the fabric, the device
-//! as its user sees it), never in the engines themselves.
+//! The bugs are in the simulator, at the boundaries of the engines (the backend, the fabric, the
+//! device as its user sees it), never in the engines themselves.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ pub enum Plant {
     None,
     /// The backend acknowledges a write without doing it.
     LostWrite,
-    /// The backend repeats a write of a path that died, after newer ones.
+    /// The backend repeats a write of a dead path after newer writes.
     GhostWrite,
     /// The backend performs a write that was reported as failed, at any later time, although the
     /// server makes other writes wait for it.
@@ -40,7 +40,7 @@ pub enum Plant {
     Never,
     /// The server does not notice that connections ended when the session was detached.
     LostClose,
-    /// The device ends an IO with an error without a cause.
+    /// The device ends an IO with an error that has no cause.
     BadStatus,
     /// The server's answer to a request is lost on a connection that stays open.
     LostAnswer,
@@ -58,10 +58,10 @@ pub enum Plant {
     LimpingPath,
     /// The backend loses writes in writeback of its cache, and no sync reports the loss.
     QuietSync,
-    /// A write of the backend that takes longer than the client waits for an answer ends before it
-    /// happens.
+    /// A backend write that takes longer than the client waits for an answer ends before it takes
+    /// effect.
     LateEffect,
-    /// A truncated backing file has its old data again when it has its length again.
+    /// A truncated backing file has its old data back once its length is restored.
     OldTail,
     /// The backend writes beyond the end of a truncated file.
     GrownWrite,

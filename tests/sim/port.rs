@@ -1,4 +1,4 @@
-//! Fabric as the engines see it: the simulated fabric, with queue pairs that fail at a work request
+//! Fabric as the engines see it: the simulated fabric, with queue pairs that fail on a work request
 //! drawn from the seed, and with planted bugs.
 
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ use rtrs_core::wire::{ConnReq, ConnRsp, IoHeader, RNBD_VERSION, RwOp};
 
 use super::Plant;
 
-/// Time for which a queue pair stays alive after its end was reported too early, for a planted bug.
+/// Time that a queue pair stays alive after its end was reported too early, for a planted bug.
 const UNDEAD_MAX: Duration = Duration::from_secs(3);
 
 /// Frequency of late data without a planted bug.
@@ -30,7 +30,7 @@ const RARE: Ratio = Ratio::new(1, 50);
 /// Faults at the ports of one end, shared by all its cores.
 #[derive(Debug)]
 pub(super) struct PortFaults {
-    /// Number of work requests until a queue pair goes into error.
+    /// Number of work requests until a queue pair enters the error state.
     pub(super) fail_after: Option<u32>,
     /// Whether `fail_after` counts receives instead of sends and binds.
     pub(super) at_receive: bool,
@@ -40,7 +40,7 @@ pub(super) struct PortFaults {
     pub(super) pinned: Option<Duration>,
     /// Whether data of answered reads is sometimes written a second time.
     pub(super) late_data: bool,
-    /// Whether durable writes get PREFLUSH.
+    /// Whether PREFLUSH is added to durable writes.
     pub(super) preflush: bool,
     /// Whether the peer's extensions are hidden.
     pub(super) kernel: bool,
@@ -136,7 +136,7 @@ fn ask_for_preflush(wr: &WorkRequest) {
 pub(super) struct Port {
     inner: SimFabric,
     faults: SharedFaults,
-    /// Queue pairs that go into error once their posted requests have been sent.
+    /// Queue pairs that enter the error state once their posted requests have been sent.
     failing: Vec<(QpNum, bool)>,
     /// Queue pairs whose end was reported but that stay alive until this time, for a planted bug.
     undead: Vec<(QpNum, Instant)>,

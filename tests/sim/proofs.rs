@@ -1,15 +1,15 @@
 //! Scenario of two clients that prove their identity, a server that is restarted in between, and an
 //! intruder that knows the UUIDs of the first client's session and paths.
 //!
-//! The intruder has the means of an attacker that reads the network or is a client of the server:
+//! The intruder has what an attacker has that reads the network or is a client of the server:
 //! signatures of the first client for other connects, paths, sessions and nonces, its own key that
-//! the server knows, and a key that the server does not know. It never gets more than EACCES, and
-//! the two clients are not affected: no path ends except by the restart, and each client reads the
-//! data that it wrote.
+//! the server knows, and a key that the server does not know. The intruder never receives anything
+//! but EACCES, and the two clients are not affected: no path ends except through the restart, and
+//! each client reads the data that it wrote.
 //!
 //! The intruder also connects a crowd of unproved paths in the first client's session, whether or
-//! not the server knows that session, with the UUIDs and numbers of the client's next connects and
-//! another queue depth. At the end, the first client ends permanently: its session must end,
+//! not the server knows that session, with the UUIDs and numbers of the client's next connects but
+//! another queue depth. At the end, the first client goes away for good: its session must end,
 //! although the crowd stays.
 
 use std::collections::VecDeque;
@@ -138,7 +138,7 @@ struct Client {
     next_at: Instant,
 }
 
-/// Event that the intruder waits for.
+/// Event that the intruder is waiting for.
 enum Stage {
     Away(Instant),
     Connecting,
@@ -303,7 +303,7 @@ impl Run {
         }
     }
 
-    /// Runs one turn of all parts. Returns whether anything happened.
+    /// Runs one turn of every part. Returns whether anything happened.
     fn turn(&mut self) -> Result<bool, String> {
         let mut any = self.turn_server();
         for at in 0..self.clients.len() {
@@ -414,7 +414,7 @@ impl Run {
         Ok(true)
     }
 
-    /// Takes the intruder's next step, if the event it waits for has happened.
+    /// Takes the intruder's next step if the event that it is waiting for has happened.
     fn turn_intruder(&mut self) -> Result<bool, String> {
         let now = self.world.now();
         if let Stage::Away(until) = self.intruder.stage {
@@ -449,7 +449,7 @@ impl Run {
         let intruder = &mut self.intruder;
         intruder.attack += 1;
         if intruder.attack % 9 == 5 && !owned {
-            // With the intruder's own key the session would belong to the intruder.
+            // With the intruder's own key, the session would belong to the intruder.
             intruder.attack += 1;
         }
         intruder.recon_cnt += 1;
@@ -540,7 +540,7 @@ impl Run {
             server: server_ip(0).ip(),
         };
         let signer = self.signer();
-        // Returns what the signer would sign at a server with this answer.
+        // Returns the signature that the signer would give a server with this answer.
         let signed = |facts, client_nonce: [u8; 32], server_nonce: [u8; 32]| {
             let challenge = signer.challenge(client_nonce);
             let (answer, _) = server_config()
@@ -562,7 +562,7 @@ impl Run {
             // Another client's correct proof; one with an unknown key; one with the nonces swapped.
             5 | 6 => signed(own, [7; 32], nonce)?,
             7 => signed(own, nonce, [7; 32])?,
-            // Any message but a proof.
+            // Any message other than a proof.
             _ => {
                 played.send_open(0, "vol1", AccessMode::ReadWrite);
                 played.send_fence(
@@ -624,7 +624,7 @@ impl Run {
         Err("the run does not end".into())
     }
 
-    /// Checks the paths of both clients, after this number of restarts of the server.
+    /// Checks the paths of both clients after this many restarts of the server.
     fn check(&self, restarts: u64) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate() {
             for path in client.core.paths() {

@@ -1,5 +1,5 @@
 //! Run of a seed: attach, load under faults, rest, read everything back, perhaps a last power cut
-//! and another read, detach, check that all resources were returned.
+//! and another read, detach, and check that all resources were returned.
 
 use serde::Serialize;
 
@@ -17,11 +17,11 @@ use super::{Failure, Plant};
 
 /// Maximum time for attaching, without faults.
 pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
-/// Maximum time from the last fault until all IO is done and all paths are up. The longest of many
-/// thousand seeds took 4 s: a server detects a silent path within its four heartbeats of a second;
-/// a client's attempt takes 1 s for each connection and 1 s for the INFO exchange, its four
-/// heartbeats to detect that the server is silent while it opens the device, and then it waits half
-/// a second at most.
+/// Maximum time from the last fault until all IO is done and all paths are up. The slowest of many
+/// thousands of seeds took 4 s: a server detects a silent path within its four heartbeats of a
+/// second; a client's attempt takes 1 s for each connection and 1 s for the INFO exchange, and four
+/// heartbeats to detect that the server is silent while the client opens the device, after which
+/// the client waits half a second at most.
 const LIVE_MAX: Duration = Duration::from_secs(10);
 /// Time without faults after which no IO may fail for lack of a path.
 const WELL: Duration = Duration::from_secs(3);
@@ -49,9 +49,9 @@ pub struct Stats {
     pub io_ms_max: u64,
     /// Actions in the fault plan.
     pub faults: u64,
-    /// Requests that waited at the server for their first copy, in the scenario of a held write.
+    /// Requests that waited on the server for their first copy, in the scenario of a held write.
     pub replays: u64,
-    /// Requests that waited at the server for a failed one, in the scenario of a held write.
+    /// Requests that waited on the server for a failed one, in the scenario of a held write.
     pub blocked: u64,
     /// Queue pairs that a fault put into the error state.
     pub qp_errors: u64,
@@ -79,7 +79,7 @@ pub struct Stats {
     pub guest_writes: u64,
     /// Writes to a second volume of the session.
     pub second_writes: u64,
-    /// Times that a second volume was closed with its IO in flight, and added again.
+    /// Number of times a second volume was closed with IO in flight and added again.
     pub second_lives: u64,
     /// Power cuts.
     pub power_cuts: u64,
@@ -277,7 +277,7 @@ fn drive(
         cluster.act(Act::StopServer { power: true })?;
         cluster.run_until(cluster.now() + 20 * MS, |_| false)?;
         cluster.act(Act::StartServer)?;
-        // The session detects the cut by heartbeats; then it comes back.
+        // The session detects the cut by heartbeats and then recovers.
         cluster.run_until(cluster.now() + 10 * options.heartbeat, |_| false)?;
         wait_live(cluster, "after the last power cut")?;
         for core in 0..2 {
@@ -307,7 +307,7 @@ fn drive(
     if !cluster.run_until(cluster.now() + DETACH_MAX, Cluster::is_done)? {
         return Err(not_live(cluster, "detaching did not end", DETACH_MAX));
     }
-    // The server detects by heartbeats that a link died unnoticed just before.
+    // The server detects by heartbeats that a link died just before without notice.
     let end = cluster.now() + DETACH_MAX + 5 * options.server_heartbeat;
     let empty = |cluster: &Cluster| {
         cluster.left_at_server() == (0, 0, 0, 0) && cluster.registered() == (0, 0)
@@ -330,7 +330,7 @@ fn drive(
     cluster.check()
 }
 
-/// Lets messages in transit arrive; afterwards failed writes have happened or never will.
+/// Lets messages in transit arrive; after that, failed writes have happened or never will.
 fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
     let at_least: Instant = cluster.now() + REST;
     cluster.run_until(at_least, |_| false)?;

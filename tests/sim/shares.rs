@@ -1,9 +1,9 @@
 //! Scenario of equal paths under steady load, and a stall: a core that is not running, a path that
 //! is slow for a time, a disk that is stuck, memory whose registration blocks a core of the server
-//! at the first request of each path. A second after the stall each path carries its share again,
-//! on each core: within 20 % of the others', over a second.
+//! at the first request of each path. From one second after the stall, each path carries its share
+//! again on each core: within 20 % of the others', measured over a second.
 //!
-//! The policies are round-robin and min-inflight. With min-latency one path carries everything by
+//! The policies are round-robin and min-inflight. With min-latency, one path carries everything by
 //! design.
 
 use rtrs_client::{NoPath, Policy};
@@ -20,7 +20,7 @@ use super::run::{ATTACH_MAX, Outcome, Stats, not_live, wait_live};
 use super::workload::Mode;
 use super::{Failure, Plant};
 
-/// Time after a stall in which shares may differ, and time over which they are counted.
+/// Time after a stall during which shares may differ, and time over which they are counted.
 const SETTLE: Duration = Duration::from_secs(1);
 const COUNTED: Duration = Duration::from_secs(1);
 /// Maximum difference of a share from the largest, in percent.
@@ -42,7 +42,7 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     options.unmix();
     // A user that stops in the middle of a payload submits little.
     options.extra.losses.stalls = false;
-    // With rate limits, these would determine the load, not the paths.
+    // Rate limits, not the paths, would determine the load.
     options.extra.limits = RateLimits::default();
     options.guest = None;
     options.queue_depth = options.queue_depth.max(16);
@@ -80,7 +80,7 @@ pub fn run_shares(seed: u64, plant: Plant, sink: Option<Sink>) -> Outcome {
     Outcome { failure, stats, fingerprint: log.fingerprint() }
 }
 
-/// Runs for this time.
+/// Runs the cluster for this long.
 fn pass(cluster: &mut Cluster, time: Duration) -> Result<(), Failure> {
     cluster.run_until(cluster.now() + time, |_| false).map(|_| ())
 }

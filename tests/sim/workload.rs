@@ -1,10 +1,10 @@
 //! Workload of a run: reads, writes and flushes on each core, and checks of their results.
 //!
 //! Each workload is a closed loop of bounded depth with pauses drawn from the seed. Every
-//! submission and every completion is reported to the oracle; a completion of an IO that is not in
-//! flight, or a second one, is a failure. If a client takes over from a dead one, unanswered
-//! requests are repeated, whole and some time later, as the kernel's nbd does; new requests are
-//! submitted immediately.
+//! submission and every completion is reported to the oracle; a second completion of an IO, or a
+//! completion of one that is not in flight, is a failure. If a client takes over from a dead one,
+//! unanswered requests are repeated, whole and some time later, as the kernel's nbd driver does;
+//! new requests are submitted immediately.
 
 mod rules;
 
@@ -34,7 +34,7 @@ struct Pending {
     sector: u32,
     count: u32,
     fua: bool,
-    /// Oracle's number of a write, or start of a flush.
+    /// The oracle's number for a write, or the start of a flush.
     mark: u64,
     since: Instant,
     /// Time at which the IO is repeated, after its client has died.
@@ -47,7 +47,7 @@ pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
     takeover.map_or(Duration::ZERO, |after| after + Duration::from_millis(100))
 }
 
-/// Time after which a failed IO was probably sent: IO that fails for lack of a path fails
+/// Duration from which on a failed IO was probably sent: IO that fails for lack of a path fails
 /// immediately, and would only fail again if repeated.
 const SENT: Duration = Duration::from_millis(15);
 
@@ -120,13 +120,13 @@ pub(super) struct Workload {
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
-    /// Writes that ended for lack of a path, with the times of their ends.
+    /// Writes that failed for lack of a path, and when each did.
     given_up: Vec<(Instant, u32)>,
     /// Time at which the export was removed, until the workload has a new device.
     removed_at: Option<Instant>,
     /// Sectors of writes that have failed since the last query, for a planted bug.
     pub(super) failed: Vec<(u32, u32)>,
-    /// IOs to be done in any mode: operation, sector, count, FUA.
+    /// IOs to perform in any mode: operation, sector, count, FUA.
     orders: VecDeque<(IoOp, u32, u32, bool)>,
     next_tag: u64,
     next_at: Instant,
@@ -224,7 +224,7 @@ impl Workload {
     }
 
     /// Closes the user's connection with all its requests. Those whose reply has arrived have
-    /// already ended, even if it was not taken here: the memory of a read has its data.
+    /// already ended, even if they were not taken here: the memory of a read holds its data.
     pub(super) fn forget_all(&mut self, now: Instant, oracle: &mut Oracle) -> Result<(), Failure> {
         self.with_device(|work, device| work.take_ended(now, device, oracle).map(|_| ()))?;
         for (tag, io) in std::mem::take(&mut self.pending) {
@@ -560,7 +560,7 @@ impl Workload {
             buf: matches!(op, IoOp::Read | IoOp::Write).then(|| self.buffers.slice(slot, len)),
         };
         if device.submit(io).is_err() {
-            // The device is full: the IO counts as never requested.
+            // The device's queue is full: the IO counts as never requested.
             self.log.event(now, "full", [tag, 0], || format!("io {tag:#x}"));
             self.forget(tag, oracle)?;
         }

@@ -1,5 +1,5 @@
-//! Tests of access lists: permission to read or to write by client address, and loss of access when
-//! the lists change.
+//! Tests of access lists: read or write permission by client address, and loss of access when the
+//! lists change.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn session_ends(server: &Server) {
     });
 }
 
-/// Ends a client that is not admitted anymore, and its server.
+/// Ends a client that is no longer admitted, and its server.
 fn give_up(client: &Client, export: &str, server: Server) {
     let _ = client.command(&["detach", export, "--force", "--within", "0"]);
     let _ = server.stop(STOP_TIME_MAX);
@@ -70,12 +70,12 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
     assert!(got.stdout.contains("ask its operator for the rule NAME:rw"), "{}", got.stdout);
     assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
 
-    // The writer may only read from now on. Other sessions are not affected.
+    // From now on the writer may only read. Other sessions are not affected.
     write("'anyone@127.0.0.0/24:ro'", "'anyone@127.0.0.8/31:rw'");
     let refused = server.command(&["reload"]).code(1).says("nothing changed: ");
     let _ = refused.says("sessions that would lose paths: vol0-of-127-0-0-7").says("--force");
     let _ = server.command(&["reload", "--force"]).ok().says("changed vol0");
-    wait_for("the session's end", COMMAND_TIME_MAX, || {
+    wait_for("the session to end", COMMAND_TIME_MAX, || {
         (writer.status()["state"] == "failed").then_some(())
     });
     assert!(writer.status()["reason"].to_string().contains("may not open 'vol0' rw"));
@@ -180,7 +180,7 @@ fn a_removed_export_takes_its_list_along() {
     let _ = removed.says("vol0");
     session_ends(&server);
     // The client learns the reason before its path ends, or, if it was too slow for that, that the
-    // lists do not admit it anymore.
+    // lists no longer admit it.
     let got = wait_for("the session to fail", COMMAND_TIME_MAX, || {
         Some(client.status()).filter(|got| got["state"] == "failed")
     });
@@ -250,7 +250,7 @@ fn a_withdrawn_export_serves_only_its_current_sessions() {
         let session = sessions.into_iter().find(|session| session["name"] == name)?;
         (session["paths"][0]["state"] == "connected").then(|| session["paths"][0]["path"].as_u64())
     };
-    // First with a server list that admits more clients, then without any list.
+    // First with a server-wide list that admits more clients, then without any list.
     for (round, all) in ["access: ['anyone@127.0.0.0/24:rw']\n", "", ""].into_iter().enumerate() {
         let rest = if round == 2 { "vol1, target: 'mem:1M'}" } else { &vol1[7..] };
         fs::write(&config, format!("{all}export: [{{name: {rest}]\n")).expect("a file");
@@ -343,7 +343,7 @@ fn a_forbidden_session_ends_within_a_second_of_the_reload() {
     write("anyone@127.0.0.7:rw", "");
     let mut server = Server::builder().args(&["--config", &config]).start();
     let client = from("127.0.0.7", &server, "v").start();
-    // The list applies although another setting of the open export cannot change now.
+    // The list applies even though another setting of the open export cannot change now.
     write("anyone@127.0.0.8:rw", ", direct: off, delay: 5ms");
     let dry = server.command(&["reload", "--dry-run"]).ok();
     let _ = dry.says("would be kept v");
@@ -476,7 +476,7 @@ fn the_first_list_closes_other_exports_only_when_forced() {
         assert_eq!(listed["exports"].as_array().expect("a list").len(), 2, "{listed}");
         assert_eq!((&listed["open_to_everyone"], server.sessions().len()), (&true.into(), 1));
     }
-    // An export with a list that ends its own session.
+    // An export whose list ends its own session.
     let set = ["export", "set", "vol0", "access=anyone@127.0.0.9:rw", "access=anyone@127.0.0.8:rw"];
     let _ = server.command(&set).code(1).says("sessions that would lose paths");
     let dry =

@@ -1,4 +1,4 @@
-//! Tests of sockets that the service manager passes: the port is open before the daemon starts and
+//! Tests of sockets passed by the service manager: the port is open before the daemon starts and
 //! after it ends.
 
 use std::io::Read;
@@ -33,7 +33,7 @@ fn a_session_outlives_a_restart_on_the_sockets_of_the_manager() {
     let client = Client::attach("vol0").path(portal(v4)).path(portal(v6)).start();
     let mut nbd = RawNbd::go(client.front(), "vol0");
     assert_eq!(nbd.write(0, 0, &[7; 4096]), Reply::Error(0));
-    // A drain ends the server without ending the sockets.
+    // A drain ends the server without closing the sockets.
     let _ = server.command(&["drain"]).ok();
     let _ = server.wait(STOP_TIME_MAX).ok();
     let server = builder().start();

@@ -1,6 +1,6 @@
 //! Tests of operator commands on a running server, as real processes on loopback: listing and
-//! ending sessions, taking an export over from a dead client, draining for an upgrade; under load,
-//! and with a backend that never answers.
+//! ending sessions, taking an export over from a dead client, and draining for an upgrade, both
+//! under load and with a backend that never answers.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ fn up(session: &Value) -> Vec<&Value> {
     paths.iter().filter(|path| path["state"] == "connected").collect()
 }
 
-/// Waits until the only session has that many paths up.
+/// Waits until the only session has this many paths up.
 fn wait_up(server: &Server, count: usize) -> Value {
     wait_for("the session's paths", COMMAND_TIME_MAX, || {
         let sessions = server.sessions();
@@ -124,7 +124,7 @@ fn the_status_counts_exports_sessions_and_paths() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A loss that no client flushes must not block the end of a server forever.
+/// A loss that no client flushes must not keep a server from ending forever.
 #[test]
 fn a_drain_is_refused_after_a_loss_unless_forced() {
     let scratch = Scratch::new();
@@ -229,7 +229,7 @@ fn a_drain_completes_running_io() {
     let mut raw = RawNbd::go(client.front(), "vol0");
     let cookie = raw.send_request(0, consts::CMD_WRITE, 4096, 4096);
     raw.send(&[9; 4096]);
-    wait_for("the write to be there", COMMAND_TIME_MAX, || {
+    wait_for("the write to arrive", COMMAND_TIME_MAX, || {
         (server.sessions()[0]["io"]["inflight"] == 1).then_some(())
     });
     let _ = server.command(&["drain", "-o", "json"]).ok().says("\"drained\": true");
@@ -242,7 +242,7 @@ fn a_drain_flushes_written_data() {
     if !requires(&["filefrag"]) {
         return;
     }
-    // The file is not in memory: the test checks what the file system has been made to write.
+    // The file is not in memory: the test checks what the file system was made to write.
     let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
     let path = dir.path().join("vol0.img");
     sparse_file(&path, 16 << 20);
@@ -280,23 +280,24 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
     let _ = server.command(&["session", "evict", "sess"]).ok().says("sess evicted");
     assert_eq!(server.sessions(), [] as [Value; 0]);
-    // The error arrives immediately, although IO would wait for a path without limit.
+    // The error arrives immediately, although IO would wait indefinitely for a path.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     let got = client.status();
     assert!(got.to_string().contains("operator evicted this session"), "{got}");
     assert_eq!((&got["state"], &got["io_fails"]), (&"evicted".into(), &true.into()), "{got}");
     let _ = client.command(&["status", "vol0"]).code(3).says("detach it, and attach it again");
     let _ = client.command(&["list"]).ok().says("evicted: IO fails; evicted by the server's");
-    // Log lines reach the file a moment later.
+    // Log lines reach the file slightly later.
     let log = client.run_dir().join("vol0.log");
     wait_for("the report of the session", COMMAND_TIME_MAX, || {
         let text = std::fs::read_to_string(&log).expect("the log");
         text.contains("evicted by the server's operator").then_some(())
     });
-    // Another session of the same name opens the export for writing.
+    // Another session with the same name opens the export for writing.
     let second = attach(server.portals(), &[]);
     assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
-    // Time for ten further attempts. Both paths may have made attempts before one got the answer.
+    // Time for ten further attempts. Both paths may have made attempts before one received the
+    // answer.
     std::thread::sleep(Duration::from_secs(3));
     let refused = refusals(&server);
     assert!((1..=6).contains(&refused), "{refused} attempts to come back");
@@ -309,7 +310,7 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
 
 #[test]
 fn an_export_is_taken_over_from_a_hanging_client() {
-    // The server would not notice by itself for a minute.
+    // The server would not notice on its own for a minute.
     let server = Server::builder().export("vol0=mem:16M").args(&["--heartbeat", "10s"]).start();
     let portals = server.portals().to_vec();
     let dead = attach(&portals, &[]);
@@ -372,7 +373,7 @@ fn a_hanging_backend_blocks_no_other_client() {
     let _ = server.command(&evict).code(1).says("the backend still runs 1 of its requests");
     assert!(begin.elapsed() < Duration::from_secs(60), "took {:?}", begin.elapsed());
     assert_eq!(hung()["state"], "evicted");
-    // The session's name is free; the export that it may still write to is not.
+    // The session's name is free; the export that the session may still write to is not.
     let words = ["--session-name", "hung"];
     let (_client, done) = Client::attach("stuck").path(server.portal()).args(&words).try_start();
     let _ = done.code(1).says("another session has it open for writing");

@@ -1,4 +1,4 @@
-//! Checks that no request allocates memory at either end once both ends are warmed up.
+//! Checks that no request allocates memory on either end once both ends have warmed up.
 
 use std::fs;
 use std::io::Read;

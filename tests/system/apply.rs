@@ -1,4 +1,4 @@
-//! Tests of `rtrs-client apply`, `diff` and `save`: the sessions of a host from a file, with real
+//! Tests of `rtrs-client apply`, `diff` and `save`: a host's sessions from a file, with real
 //! daemons.
 
 use std::fs::{self, File};
@@ -31,7 +31,7 @@ impl Host {
         Self { client: Client::attach("vol0").unattached(), server: Some(server), paths }
     }
 
-    /// Returns an entry of the file: a session over these paths, with these settings.
+    /// Returns an entry for the file: a session over these paths, with these settings.
     fn entry(&self, name: &str, paths: &[usize], more: &str) -> String {
         let paths: Vec<&str> = paths.iter().map(|at| self.paths[*at].as_str()).collect();
         let socket = self.client.run_dir().join(format!("{name}.sock"));
@@ -59,7 +59,7 @@ impl Host {
         self.client.command(&["status", name, "-o", "json"]).ok().json()
     }
 
-    /// State of a session, whether or not it serves IO.
+    /// Returns the state of a session, whether or not it serves IO.
     fn client_state(&self, name: &str) -> Value {
         let listed = self.client.command(&["list", "-o", "json"]).ok().json();
         let mut all = listed.as_array().expect("a list").iter();
@@ -70,7 +70,7 @@ impl Host {
     fn kill(&self, name: &str) {
         let pid = self.status(name)["pid"].to_string();
         let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
-        wait_for("it to be dead", COMMAND_TIME_MAX, || {
+        wait_for("the session to be dead", COMMAND_TIME_MAX, || {
             (self.client_state(name) == "dead").then_some(())
         });
     }
@@ -253,7 +253,7 @@ fn all_volumes_of_a_session_are_reattached_together() {
     for name in ["vol0", "vol1", "vol2"] {
         assert_eq!((host.get(name, "crc"), &host.status(name)["volumes"]), ("off".into(), &names));
     }
-    // The old process may take a moment to end.
+    // The old process may take a short while to end.
     wait_for("one process", COMMAND_TIME_MAX, || (host.pids().len() == 1).then_some(()));
     assert_ne!(host.pids(), pid);
     let _ = host.with(&changed, &["diff"]).ok();
@@ -319,8 +319,8 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
     let _ = host.client.command(&["detach", "--all"]).ok();
     host.client.wait_gone(COMMAND_TIME_MAX);
 
-    // Nor does a first volume block others if the directory of its socket is missing, or if its
-    // export is a different disk.
+    // Nor does a first volume block others if its socket's directory is missing, or if its export
+    // is a different disk.
     let nowhere = socket("none/gone");
     let moved = format!("{}, identity: -/{:032x}", socket("gone"), 7);
     for (place, why) in [(nowhere, "does not exist; create it"), (moved, "is a different disk")] {
@@ -336,7 +336,7 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
     host.end();
 }
 
-/// Waits until a session is in this state, which a comparison with its file reports.
+/// Waits until a session is in this state, and a comparison with its file reports so.
 fn serves_no_io(host: &Host, file: &[String], state: &str) {
     wait_for(state, COMMAND_TIME_MAX, || (host.client_state("vol0") == state).then_some(()));
     let pids = host.pids();
@@ -357,13 +357,13 @@ fn a_session_without_service_is_reported_and_stays() {
     let _ = host.with(&file, &["apply"]).ok();
     host.server.take().into_iter().for_each(Server::crash);
     serves_no_io(&host, &file, "no-path");
-    // `apply` changes settings that it can change online; the session still serves no IO.
+    // `apply` changes the settings that it can change online; the session still serves no IO.
     let online = [host.entry("vol0", &[0], "  no-path: queue\n  reconnect-max: 100ms\n")];
     let _ =
         host.with(&online, &["apply"]).code(1).says("it was changed, and serves no IO: no-path");
     assert_eq!(host.get("vol0", "reconnect-max"), "100ms");
 
-    // Memory of a restarted server is a different export.
+    // A restarted server's memory is a different export.
     let server = Server::builder().export("vol0=mem:16M").listen(&host.paths[0]);
     host.server = Some(server.start());
     serves_no_io(&host, &online, "identity-mismatch");
@@ -427,7 +427,7 @@ fn unlisted_volumes_stay_unless_pruned() {
     host.end();
 }
 
-/// The pruned sessions have the export or the socket of a session that is then attached.
+/// The pruned sessions hold the export or the socket of a session that is then attached.
 #[test]
 fn a_pruned_session_makes_room_for_others() {
     let host = Host::new();
@@ -488,7 +488,7 @@ fn one_failing_volume_does_not_block_others() {
         (host.entry("vol0", &[0], ""), "it is listed twice"),
         (
             host.entry("vol2", &[0], "").replace("vol2.sock", "vol0.sock"),
-            "has the socket of session",
+            "has the same socket as session",
         ),
     ] {
         let _ = host.with(&[host.entry("vol0", &[1], ""), bad], &["apply"]).code(2).says(expected);

@@ -1,4 +1,4 @@
-//! Tests of paths that do not work: `attach` names them, and `--require-paths` demands them.
+//! Tests of paths that do not work: `attach` names them, and `--require-paths` requires them.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn a_host_without_an_address_is_a_path_that_does_not_work() {
     let alone = Client::attach("vol0").path(UNRESOLVED);
     let (_, done) = alone.try_start();
     let _ = done.code(1).says("cannot attach vol0: ").says(UNRESOLVED_WHY);
-    // A check names what a start would only warn about, and fails if no path is left.
+    // A check names problems that a start would only warn about, and fails if no path is left.
     let alone = Client::attach("vol0").path(UNRESOLVED).args(&["--check"]);
     let _ = alone.try_start().1.code(1).says(UNRESOLVED_WHY);
     let both = Client::attach("vol0").path(server.portal()).path(UNRESOLVED).args(&["--check"]);

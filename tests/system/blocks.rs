@@ -1,12 +1,12 @@
 //! Tests of the command lines in documents: our programs know all commands, options and values in
 //! them. Lines that start a daemon are also run with `--print-config`, which shows that their
-//! settings fit together, opens nothing and works on any machine.
+//! settings fit together; it opens nothing and works on any machine.
 //!
 //! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt
-//! are command lines. The tests do not run other commands, which need a daemon or a dedicated
-//! machine, lines with `--config` or `--session`, which need a file or session of the reader, and
-//! lines that attach several volumes, whose settings do not form one file.
+//! are command lines. The tests run neither other commands, which need a daemon or a dedicated
+//! machine, nor lines with `--config` or `--session`, which need a file or session of the reader's,
+//! nor lines that attach several volumes, whose settings do not form one file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -179,7 +179,7 @@ fn without_notation(word: &str) -> String {
     word.strip_suffix(']').filter(|rest| !rest.contains('[')).unwrap_or(word).to_owned()
 }
 
-/// Whether a value is a placeholder: it has capitals, or its end is omitted.
+/// Whether a value is a placeholder: it contains capitals, or its end is omitted.
 fn is_placeholder(value: &str) -> bool {
     let value = value.rsplit([':', '=', '@']).next().unwrap_or(value);
     !value.is_empty()
@@ -233,7 +233,7 @@ fn check(words: &[String], is_part: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a command line is run, with `--print-config`.
+/// Whether a command line is run with `--print-config`.
 fn is_run(words: &[String]) -> bool {
     let has = |text: &str| words.iter().any(|word| word.contains(text));
     let starts = STARTS.iter().any(|start| {

@@ -1,4 +1,5 @@
-//! Tests of command-line input and output: results for programs, and messages about wrong input.
+//! Tests of command-line input and output: machine-readable results, and messages about invalid
+//! input.
 
 use std::fs::File;
 use std::process::Command;
@@ -255,7 +256,7 @@ fn a_command_that_a_stopped_server_did_not_answer_is_not_executed() {
     let mut gone = std::os::unix::net::UnixStream::connect(socket).expect("a listener");
     let request = br#"{"command":"export-remove","name":"vol0","within_ms":0}"#;
     std::io::Write::write_all(&mut gone, &[request, &b"\n"[..]].concat()).expect("a request");
-    // This also affects the copies in processes that other threads start at this moment.
+    // This also affects the copies in processes that other threads are starting at the same time.
     gone.shutdown(std::net::Shutdown::Both).expect("an end");
     drop(gone);
     server.signal("CONT");
@@ -387,7 +388,7 @@ fn a_bench_ends_cleanly_when_its_terminal_closes() {
     let ended = wait_for("the end of the bench", COMMAND_TIME_MAX, || {
         std::fs::read_to_string(&code).ok().filter(|text| text.ends_with('\n'))
     });
-    // The bench ends normally, or by the hang-up if that reached it, but not by a panic.
+    // The bench ends normally, or through the hang-up if that reached it, but not with a panic.
     assert!(matches!(&*ended, "0\n" | "1\n"), "exit code {ended}");
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -531,7 +532,7 @@ fn a_command_that_waits_for_a_daemon_says_so() {
         let notice = "rtrs-client: waiting for \"vol0\" to answer, for at most ";
         assert!(done.stderr.contains(&format!("{notice}{seconds} s\n")), "{done:?}");
     }
-    // Programs read JSON, from stderr too.
+    // Programs also read JSON from stderr.
     let json = client.command(&["list", "-o", "json"]).ok();
     assert_eq!((json.json()[0]["state"].as_str(), &*json.stderr), (Some("unresponsive"), ""));
     client.signal("CONT");

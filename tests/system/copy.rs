@@ -21,7 +21,7 @@ fn uri(server: &Server, export: &str) -> String {
     format!("{}/{export}", server.portal())
 }
 
-/// Creates a sparse file with a pattern at these places.
+/// Creates a sparse file with a pattern in these ranges, each an offset and a length.
 fn file_with_data(path: &Path, size: u64, places: &[(u64, usize)]) {
     sparse_file(path, size);
     let file = File::options().write(true).open(path).expect("the file");

@@ -181,7 +181,7 @@ fn a_busy_server_stops_within_a_bound_on_sigterm() {
         (stand.server.sessions()[0]["io"]["writes"].as_u64() > Some(10)).then_some(())
     });
     let _ = stand.server.stop(STOP_TIME_MAX);
-    // The session is left without a path; its own end must be bounded too.
+    // The session is left without a path; the time that it takes to end must be bounded too.
     stand.client.signal("TERM");
     stand.client.wait_gone(STOP_TIME_MAX);
     assert!(busy.join().expect("the busy client") > 0, "no IO before the signal");
@@ -249,7 +249,7 @@ fn a_session_survives_a_server_restart() {
     server.crash();
     let server = start();
     let mut back = [0; 4096];
-    // IO may fail until the path is back; every attempt ends by itself.
+    // IO may fail until the path is back; every attempt ends on its own.
     wait_for("IO after a restart of the server", Duration::from_secs(60), || {
         let mut raw = RawNbd::go(client.front(), "vol0");
         raw.read(0, &mut back).ok()
@@ -320,7 +320,7 @@ fn a_stopped_session_is_listed_as_unresponsive() {
     assert_eq!(client.status()["state"], "unresponsive");
     let _ = client.command(&["status", "vol0"]).code(3).says("let it continue with kill -CONT");
     client.signal("CONT");
-    // The server may have ended the session's path meanwhile.
+    // The server may meanwhile have ended the session's path.
     wait_for("IO of the session to resume", COMMAND_TIME_MAX, || {
         (client.status()["state"] == "open").then_some(())
     });
@@ -460,7 +460,7 @@ fn detach_without_a_path_is_bounded() {
     let mut raw = RawNbd::go(stand.client.front(), "vol0");
     stand.server.crash();
     let status = || stand.client.status();
-    wait_for("the path to be noticed dead", COMMAND_TIME_MAX, || {
+    wait_for("the path to be detected as dead", COMMAND_TIME_MAX, || {
         (status()["state"] == "no-path").then_some(())
     });
     assert_eq!(status()["size"], 16 << 20, "the size is known without a path");
@@ -470,7 +470,7 @@ fn detach_without_a_path_is_bounded() {
     let begin = Instant::now();
     let detach = stand.client.command(&["detach", "vol0", "--force", "--within", "500ms"]);
     let _ = detach.code(1).says("1 IO request did not end in time");
-    // Without a limit of its own, IO waits a minute for a path.
+    // Without its own limit, IO waits a minute for a path.
     assert!(begin.elapsed() < Duration::from_secs(50), "took {:?}", begin.elapsed());
     stand.client.wait_gone(STOP_TIME_MAX);
 }
@@ -492,8 +492,8 @@ fn printed_uris_work() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Whether `path` has data that the file system has not yet placed on the disk (delayed allocation,
-/// as in ext4 and xfs until the data is written back).
+/// Whether `path` has data that the file system has not yet allocated on the disk (delayed
+/// allocation, as in ext4 and xfs until the data is written back).
 fn has_unplaced_data(path: &str) -> bool {
     run("filefrag", &["-v", path], COMMAND_TIME_MAX).ok().stdout.contains("delalloc")
 }
@@ -503,7 +503,7 @@ fn fua_and_flush_reach_the_disk() {
     if !requires(&["filefrag"]) {
         return;
     }
-    // The file is not in memory: the test checks what the file system has been made to write.
+    // The file is not in memory: the test checks what the file system was made to write.
     let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
     let file = dir.path().join("vol0.img");
     sparse_file(&file, 16 << 20);
@@ -518,7 +518,7 @@ fn fua_and_flush_reach_the_disk() {
         let fua = consts::CMD_FLAG_FUA;
         assert_eq!(raw.write(fua, 1 << 20, &[2; 4096]), Reply::Error(0));
         assert!(!has_unplaced_data(path), "a write with FUA stayed in memory");
-        // The kernel may write back by itself, but not after each of these writes.
+        // The kernel may write back on its own, but not after each of these writes.
         let is_left = (2..16).any(|mib| {
             assert_eq!(raw.write(0, mib << 20, &[3; 4096]), Reply::Error(0));
             has_unplaced_data(path)
@@ -592,7 +592,7 @@ fn help_version_and_invalid_usage() {
 #[test]
 fn the_shipped_configurations_are_valid() {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
-    // The files hold defaults; settings without a default are given by flags.
+    // The files contain defaults; settings without a default are given as flags.
     let listen = "tcp://127.0.0.1:0";
     let words = &["--export", "vol0=mem:1M", "--listen", listen][..];
     let server = ("rtrs-server", "server.yaml", words);
@@ -628,7 +628,7 @@ fn an_unknown_key_is_reported_with_its_line() {
 #[test]
 fn idle_daemons_use_no_cpu() {
     let stand = Stand::memory("16M");
-    // An NBD client that is connected and silent is idle too.
+    // A connected NBD client that sends nothing is idle too.
     let raw = RawNbd::go(stand.client.front(), "vol0");
     let pids = [stand.server.pid(), stand.client.pid()];
     std::thread::sleep(Duration::from_secs(2));
@@ -659,7 +659,7 @@ fn write_and_read(front: &Front, worker: u64) {
 
 #[test]
 fn memory_use_stays_constant_and_bounded() {
-    // A null export: the server's memory then belongs to the session alone.
+    // A null export, so that all the server's memory belongs to the session.
     let (chunk, depth) = (128 << 10, 128);
     let server = Server::builder().export("vol0=null:1G").args(&[
         "--chunk-size",

@@ -1,4 +1,4 @@
-//! Tests of daemons that run out of descriptors: they log the shortage, and serve again once
+//! Tests of daemons that run out of file descriptors: they log the shortage, and serve again once
 //! descriptors are free.
 
 use std::fs;
@@ -11,13 +11,13 @@ use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, Server, bin, requires, run, wait_for,
 };
 
-/// Sets the soft limit of a process's descriptors.
+/// Sets the soft limit on a process's descriptors.
 fn limit(pid: u32, soft: usize) {
     let args = ["--pid", &pid.to_string(), &format!("--nofile={soft}:")];
     let _ = run("prlimit", &args, COMMAND_TIME_MAX).ok();
 }
 
-/// Number of open descriptors of a process.
+/// Returns the number of open descriptors of a process.
 fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()
 }

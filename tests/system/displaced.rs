@@ -13,7 +13,7 @@ const BLOCK: usize = 4096;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
-/// Attaches a client, whose paths end soon after it stops.
+/// Attaches a client whose paths end soon after it stops.
 fn attach(server: &Server, name: &str) -> Client {
     let args = ["--session-name", name, "--heartbeat", "100ms", "--retry-for", "1m"];
     Client::attach("v").path(server.portal()).args(&args).start()
@@ -32,8 +32,8 @@ fn write(client: &Client, byte: u8) {
     assert_eq!(nbd.call(0, FLUSH, 0, 0), Reply::Error(0));
 }
 
-/// The first client's writes stop with its process, and are sent when it continues, after another
-/// client has written.
+/// The first client's writes stop with its process, and are sent when the process continues, after
+/// another client has written.
 #[test]
 fn a_client_that_returns_changes_nothing_after_another_writer() {
     return_after_another_writer(false);

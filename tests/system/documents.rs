@@ -1,4 +1,4 @@
-//! Tests of the documents that packages install with the daemons: manual pages that man reads
+//! Tests of the documents that packages install with the daemons: manual pages that man renders
 //! without warnings, and completions that the shells accept. Also the text of `--version`.
 
 use std::fs;
@@ -96,7 +96,7 @@ fn section<'a>(page: &'a str, name: &str) -> &'a str {
 
 #[test]
 fn each_page_has_all_its_sections() {
-    // Starts of a value: a placeholder, and the value of a key.
+    // Prefixes of a value: of a placeholder, and of a key's value.
     let values = ["\\fI", ": "];
     for program in PROGRAMS {
         let scratch = documents(program);

@@ -88,11 +88,11 @@ fn a_hung_or_dead_session_is_shown_as_down() {
     wait_for("vol1 to be up", COMMAND_TIME_MAX, || (up(&scraped(at), "vol1") == 1.0).then_some(()));
     // One line for each change, however many scrapes there were. On a busy machine there may be
     // more changes than these two.
-    let _ = exporter.wait_lines("session \"vol1\" answers again", 1, COMMAND_TIME_MAX);
+    let _ = exporter.wait_lines("session \"vol1\" is responding again", 1, COMMAND_TIME_MAX);
     let output = exporter.output();
     let mut is_down = false;
     for line in output.lines().filter(|line| line.contains("session \"vol1\"")) {
-        assert_eq!(line.contains("answers again"), is_down, "{output}");
+        assert_eq!(line.contains("responding again"), is_down, "{output}");
         is_down = !is_down;
     }
 

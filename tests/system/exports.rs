@@ -120,7 +120,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     let _ = removed.says("vol0 removed\n").says(ended);
     let second = format!("vol0={},id=another", scratch.text("b.img"));
     let _ = server.command(&["export", "add", &second]).ok();
-    // The errors come immediately, although IO would wait for a path indefinitely.
+    // The errors arrive immediately, although IO would wait indefinitely for a path.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
     let reported = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
@@ -128,7 +128,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     assert_eq!(reported["io_fails"], true, "{reported}");
     assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
     assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
-    // The file is closed, and a new session gets the export that now has the name.
+    // The file is closed, and a new session opens the export that now has the name.
     let _ = server.command(&["export", "add", &format!("old={}", scratch.text("a.img"))]).ok();
     drop(raw);
     client.detach();
@@ -213,7 +213,7 @@ fn the_configuration_is_reloaded() {
     assert_eq!(all(&server), ["mine", "new", "other", "used"]);
     let other = export(&server, "other");
     assert_eq!((&other["size"], &other["read_only"]), (&json!(3 * MIB), &json!(true)));
-    // The running exports make an equivalent file.
+    // The running exports produce an equivalent file.
     let saved = server.command(&["export", "save"]).ok().stdout;
     fs::write(&extra, &saved).expect("a file");
     write("queue-depth: 64\n");
@@ -229,7 +229,7 @@ fn the_configuration_is_reloaded() {
         let _ = server.command(&["reload"]).code(1).says("nothing changed: ").says(why);
         assert_eq!(all(&server), ["mine", "new", "other", "used"], "{text}");
     }
-    // A new export that cannot be opened prevents no other change.
+    // A new export that cannot be opened does not prevent other changes.
     write("export: [a=null:1M, b=/no/such/file]\n");
     let _ = server.command(&["reload", "--dry-run"]).code(1).says("would be failed b: ");
     let failed = server.command(&["reload"]).code(1).says("failed b: ").says("added a");
@@ -263,7 +263,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     };
     put(1);
     let server = Server::builder().export(format!("vol0={}", scratch.text("vol.img"))).start();
-    // While the new file replaces the old one, the list lacks the export for a moment.
+    // While the new file replaces the old one, the list briefly lacks the export.
     let state = || {
         let all = exports(&server);
         let found = all.iter().find(|export| export["name"] == "vol0");
@@ -312,7 +312,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     assert_eq!(state(), "missing");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
     assert_eq!(names(&report, "kept"), ["vol0"], "{report}");
-    // Nothing closes the last copy of the content unasked.
+    // Nothing closes the last copy of the content unless asked to.
     for words in [&["drain"][..], &["export", "remove", "vol0"]] {
         let done = server.command(words).code(1).says("of export \"vol0\" was deleted");
         let _ = done.says("copy it through a client, or with `cp ").says("or use --force");
@@ -364,7 +364,7 @@ fn a_missing_export_does_not_keep_the_others_down() {
     let _ = server.command(&["export", "save"]).ok().says(&late).says(&never);
     let report = server.command(&["reload", "-o", "json"]).code(1).json();
     assert_eq!(names(&report, "failed"), ["late", "never"], "{report}");
-    // Options can change although the target is missing.
+    // Options can change even though the target is missing.
     let dry = server.command(&["export", "set", "late", "block-size=4096", "--dry-run"]).ok();
     let _ = dry.says("late would be changed\n");
     let set = server.command(&["export", "set", "late", "block-size=4096"]).ok();
@@ -417,7 +417,7 @@ fn a_hanging_target_delays_no_other_target() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A file system whose server hangs must not stop the shards of the exports beside it.
+/// A file system whose server hangs must not block the shards that serve other exports.
 #[test]
 fn a_hanging_fuse_file_system_delays_no_other_export() {
     if !requires(&["nbdkit", "nbdfuse"]) {

@@ -7,7 +7,8 @@ use rtrs_tests::{
 const EIO: u32 = 5;
 const WRITES: u64 = 5;
 
-/// Number of failed IOs that the log reports: one per line, and the suppressed ones that it counts.
+/// Number of failed IOs that the log reports: one per line, plus the suppressed ones that it
+/// counts.
 fn reported(log: &str) -> u64 {
     let lines = log.lines().filter(|line| line.contains("IO failed: I/O error"));
     let left_out = |line: &str| {
@@ -79,7 +80,7 @@ fn a_flush_that_reports_lost_writes_is_in_list_status_and_stats() {
     assert_eq!((&errors["count"], &errors["lost_writes"]), (&1.into(), &1.into()), "{errors}");
     let stats = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
     assert_eq!(stats["ops"]["flush"]["errors"], 1, "{stats}");
-    // The loss is reported once.
+    // The loss is reported only once.
     assert_eq!(nbd.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
     assert_eq!(columns(&client, "vol0")[5], "1");
     drop(nbd);

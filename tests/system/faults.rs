@@ -1,6 +1,6 @@
 //! Tests of faults in real daemons on loopback, under load: a server that is stopped or killed,
-//! networks that drop, delay, cut and corrupt messages, and a disk that holds a write. No IO fails
-//! within the time limit of the no-path policy, and every read returns the acknowledged data.
+//! networks that drop, delay, cut off and corrupt messages, and a disk that holds a write. No IO
+//! fails within the time limit of the no-path policy, and every read returns the acknowledged data.
 //!
 //! The tests assert outcomes, counts and order. The duration of IO stalls is only printed, as one
 //! line of a table for each fault:
@@ -72,7 +72,7 @@ fn a_server_kill_and_restart_causes_only_a_pause() {
         scene.load.forget();
         scene.crash();
         let answered = scene.load.good();
-        wait_for("the session to see it", PATH_TIME_MAX, || {
+        wait_for("the session to notice", PATH_TIME_MAX, || {
             (scene.status()["state"] == "no-path").then_some(())
         });
         check_unanswered(&scene, answered);
@@ -101,8 +101,8 @@ fn silent(ways: &[Way], what: &str) {
         let (reconnects, failovers) = (scene.reconnects(0), scene.failovers(0));
         scene.load.forget();
         scene.proxies[0].shut(ways);
-        scene.wait_path(0, "to be noticed dead", |path| path["state"] != "connected");
-        // All IO uses the other path.
+        scene.wait_path(0, "to be detected as dead", |path| path["state"] != "connected");
+        // All IO now uses the other path.
         longest.push(scene.load.longest());
         assert!(scene.failovers(0) > failovers, "nothing was in flight on the path that died");
         assert_eq!(scene.reconnects(0), reconnects, "over a path that is shut");
@@ -152,7 +152,7 @@ fn a_path_that_is_slow_is_not_dead() {
     scene.end();
 }
 
-/// Delays the first path by 2 s in each round, as long as `during` takes.
+/// Delays the first path by 2 s in each round, for as long as `during` takes.
 fn late(scene: &Scene, what: &str, during: impl Fn(u64), after: impl Fn(u64)) {
     let mut longest = Vec::new();
     for round in 1..=rounds(1) as u64 {
@@ -169,7 +169,7 @@ fn late(scene: &Scene, what: &str, during: impl Fn(u64), after: impl Fn(u64)) {
 #[test]
 fn the_only_path_is_kept_while_packets_are_acknowledged() {
     let scene = Scene::proxied(1, &[]);
-    // A starved machine makes the path later than 2 s, and it may end after 3 s.
+    // A starved machine makes the path more than 2 s late, and the path may end after 3 s.
     let is_kept = |_| {
         if lost_paths(&scene.client).is_empty() {
             scene.check_undisturbed(0);
@@ -195,7 +195,7 @@ fn a_late_path_is_abandoned_if_the_server_answers_on_another() {
     scene.end();
 }
 
-/// Returns every place in a frame for both directions; in quick runs, one place per direction.
+/// Returns every position in a frame for both directions; in quick runs, one per direction.
 fn strikes() -> Vec<(Way, Place)> {
     let all = BOTH.iter().flat_map(|way| PLACES.map(|place| (*way, place)));
     let once: Vec<_> = all.filter(|(_, place)| !quick() || *place == Place::Payload).collect();
@@ -220,7 +220,7 @@ fn a_connection_cut_in_the_middle_of_a_frame() {
     scene.end();
 }
 
-/// Returns the number of frames that the receiver found damaged.
+/// Returns the number of damaged frames that the receiver found.
 fn damaged(scene: &Scene, receiver: Way) -> u64 {
     match receiver {
         Way::ToServer => {
@@ -258,7 +258,7 @@ fn a_corrupted_byte() {
         print_longest("the same, in the length of a frame", lengths);
     }
     let reported = "terminated by the peer: wrong CRC";
-    wait_for("the client's log to say why", PATH_TIME_MAX, || {
+    wait_for("the reason in the client's log", PATH_TIME_MAX, || {
         scene.log().contains(reported).then_some(())
     });
     scene.check_undisturbed(1);
@@ -291,7 +291,7 @@ fn no_path_for_longer_than_the_io_timeout() {
     }
     scene.proxies.iter().for_each(proxy::Proxy::open);
     scene.wait_connected();
-    // Abandoned requests arrive at the server now, and must not undo later writes.
+    // Abandoned requests now arrive at the server, and must not undo later writes.
     scene.load.progress();
     let errors = scene.load.errors();
     scene.load.progress();
@@ -304,7 +304,7 @@ fn no_path_for_a_while_causes_only_a_pause() {
     let scene = Scene::proxied(2, &[]);
     scene.load.forget();
     scene.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
-    wait_for("the session to see it", PATH_TIME_MAX, || {
+    wait_for("the session to notice", PATH_TIME_MAX, || {
         (scene.status()["state"] == "no-path").then_some(())
     });
     let answered = scene.load.good();

@@ -9,7 +9,7 @@ use rtrs_tests::{
     free_port, pattern_file, wait_for,
 };
 
-/// More time than a path needs to be refused or to reconnect.
+/// Longer than a path takes to be refused or to reconnect.
 const PATH_TIME_MAX: Duration = Duration::from_secs(30);
 const SIZE: u64 = 8 << 20;
 
@@ -69,7 +69,7 @@ fn first_byte(front: &Front) -> Option<u8> {
     read.ok().map(|()| block[0])
 }
 
-/// Returns the byte at that position on each disk.
+/// Returns the byte that this disk contains.
 fn byte_of(disks: &Disks, name: &str) -> u8 {
     std::fs::read(disks.scratch.path(name)).expect("the disk")[4096]
 }
@@ -95,7 +95,7 @@ fn a_session_refuses_the_disk_of_another_server() {
         assert_eq!(first_byte(client.front()), Some(a));
     }
     assert_eq!(client.status()["paths"][0]["state"], "connected");
-    // With only the wrong server left, IO fails as without a path.
+    // With only the wrong server left, IO fails as if there were no path.
     first.crash();
     wait_for("the path's end", PATH_TIME_MAX, || {
         (client.status()["state"] == "identity-mismatch").then_some(())
@@ -228,7 +228,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     let new = disks.server("two", "moved", 0);
     continues(&client, byte);
     client.detach();
-    // The accepted identity is not remembered where the settings say otherwise.
+    // The accepted identity is not remembered if the settings say otherwise.
     let (_refused, attached) = attach(&[&config]);
     let _ = attached.code(1).says("cannot use this path: it is server ");
     let _ = new.stop(STOP_TIME_MAX);

@@ -1,4 +1,4 @@
-//! Tests of the locks of exported images against the real programs of qemu.
+//! Tests of the locks on exported images against the real qemu programs.
 
 use std::fs::File;
 use std::process::Command;
@@ -13,7 +13,7 @@ use rtrs_tests::{
 const MIB: u64 = 1 << 20;
 const START_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Opens an image with qemu-io, reads, and writes if `write` is set.
+/// Opens an image with qemu-io and reads from it, or also writes to it if `write` is set.
 fn qemu_io(image: &str, write: bool) -> Finished {
     let (mode, command) = if write { (&[][..], "write 0 4k") } else { (&["-r"][..], "read 0 4k") };
     let words = [mode, &["-f", "raw", "-c", command, image]].concat();
@@ -91,7 +91,7 @@ fn an_export_that_becomes_read_only_gives_up_the_locks_of_a_writer_once_unused()
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// State of an export.
+/// Returns the state of an export.
 fn state(server: &Server, name: &str) -> String {
     let list = server.command(&["export", "list", "-o", "json"]).ok().json();
     let exports = list["exports"].as_array().expect("a list").clone();
@@ -99,7 +99,7 @@ fn state(server: &Server, name: &str) -> String {
     found["state"].as_str().expect("a state").to_owned()
 }
 
-/// A virtual machine that restarts releases its image for a moment.
+/// A virtual machine that restarts releases its image briefly.
 #[test]
 fn an_image_is_opened_once_its_holder_has_released_it_permanently() {
     let scratch = Scratch::new();
@@ -119,7 +119,7 @@ fn an_image_is_opened_once_its_holder_has_released_it_permanently() {
     drop(reloads);
     let _ = server.command(&["reload"]).code(1);
     assert_eq!(["reloads", "waits"].map(|name| state(&server, name)), ["unused", "failed"]);
-    // The image is opened without an operator, at one of the next checks.
+    // The image is opened at one of the next checks, without an operator.
     drop(waits);
     wait_for("the image", 2 * START_TIME_MAX, || {
         (state(&server, "waits") == "unused").then_some(())

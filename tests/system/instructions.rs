@@ -1,4 +1,4 @@
-//! Tests that compare the instructions of the hot paths with the stored baseline.
+//! Tests that compare the instruction counts of the hot paths with the stored baseline.
 
 use std::process::Command;
 

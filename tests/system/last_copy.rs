@@ -39,7 +39,7 @@ impl Host {
         found["state"].as_str().expect("a state").to_owned()
     }
 
-    /// First byte of an export, as a client reads it.
+    /// Returns the first byte of an export, as a client reads it.
     fn byte(&self, name: &str) -> u8 {
         let client = Client::attach(name).path(self.server.portal()).start();
         let mut found = [0; 512];
@@ -61,7 +61,7 @@ fn configure(scratch: &Scratch, name: &str, options: &str) {
     fs::write(scratch.path(&format!("exports.d/{name}.yaml")), text).expect("a file");
 }
 
-/// Names and reasons of a part of a reload's report.
+/// Returns the names and reasons in one part of a reload's report.
 fn listed(report: &Value, what: &str) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = report[what].as_array().expect("a list").iter();
@@ -166,7 +166,7 @@ fn files_that_are_not_read_and_names_in_two_files_are_reported() {
     let _ = host.server.stop(STOP_TIME_MAX);
 }
 
-/// Another program reduced the size of the file, so a flush fails.
+/// Another program has shrunk the file, so a flush fails.
 #[test]
 fn a_removal_is_saved_although_the_last_flush_fails() {
     let host = Host::start(&["a", "b"]);

@@ -1,5 +1,6 @@
-//! Tests of rate limits of exports with a real server: what waits, in which order, and what changes
-//! meanwhile. No test depends on timing: a request waits seconds, or until the limit is removed.
+//! Tests of export rate limits with a real server: which requests wait, in which order, and what
+//! may change while they do. No test depends on timing: a request waits for seconds, or until the
+//! limit is removed.
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, consts, sparse_file,
@@ -18,7 +19,7 @@ fn set(server: &Server, option: &str) {
     let _ = server.command(&["export", "set", "vol0", option]).ok().says("vol0 changed");
 }
 
-/// Sends this number of writes, each at an offset of its own. Returns their cookies.
+/// Sends this many writes, each at its own offset. Returns their cookies.
 fn send_writes(raw: &mut RawNbd, count: u64) -> Vec<u64> {
     let bytes = vec![7; LEN as usize];
     let sent = (0..count).map(|at| {
@@ -29,8 +30,8 @@ fn send_writes(raw: &mut RawNbd, count: u64) -> Vec<u64> {
     sent.collect()
 }
 
-/// Waits until the server has delayed this number of requests. Two writes begin at least two
-/// seconds apart.
+/// Waits until the server has delayed this many requests. Two writes begin at least two seconds
+/// apart.
 fn wait_throttled(server: &Server, count: u64) {
     wait_for("a request that waits", COMMAND_TIME_MAX, || {
         let throttled = export(server)["io"]["throttled"].as_u64().expect("a number");
@@ -67,7 +68,7 @@ fn limited_writes_wait_and_reads_pass_until_the_limit_goes() {
     let before = export(&server)["io"]["throttled"].clone();
     let cookies = send_writes(&mut writer, 4);
     writer.take_replies(&cookies, &mut []);
-    assert_eq!(export(&server)["io"]["throttled"], before, "nothing waits anymore");
+    assert_eq!(export(&server)["io"]["throttled"], before, "nothing waits any more");
     let mut written = vec![0; LEN as usize];
     assert_eq!(reader.read(3 * u64::from(LEN), &mut written), Ok(()));
     assert!(written.iter().all(|byte| *byte == 7));

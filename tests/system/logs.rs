@@ -65,7 +65,7 @@ fn the_log_names_the_failing_disk() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A limit of the process fails a write with EFBIG, which clients get as EIO.
+/// A resource limit makes a write fail with EFBIG, which clients receive as EIO.
 #[test]
 fn the_log_has_the_errno_of_the_system() {
     if !requires(&["prlimit"]) {
@@ -119,7 +119,7 @@ fn a_renamed_log_is_reopened() {
 fn repeated_connects_do_not_fill_the_log() {
     const CLIENTS: u64 = 4000;
     const LEAVING: usize = 160;
-    // Lines of startup and end, and a few of each kind.
+    // The lines of startup and shutdown, and a few of each kind.
     const BYTES_MAX: usize = 16 << 10;
     let server = Server::builder().export("vol0=mem:16M,delay=5ms").start();
     let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
@@ -142,7 +142,7 @@ fn repeated_connects_do_not_fill_the_log() {
     let log = client.run_dir().join("vol0.log");
     let read = || std::fs::read_to_string(&log).expect("the log");
     // The repeat count is logged once the messages have stopped.
-    let text = wait_for("the count of lines left out", Duration::from_secs(60), || {
+    let text = wait_for("the repeat count", Duration::from_secs(60), || {
         let of_turned_away =
             |line: &&str| line.contains("turned away") && line.contains("repeated=");
         let text = read();

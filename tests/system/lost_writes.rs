@@ -1,5 +1,5 @@
 //! Tests of writes that a server loses while no process of the volume runs: the next process
-//! reports them, whatever happened in between, and reports none where none could be lost.
+//! reports them, whatever happened in between, and reports no loss where nothing could be lost.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -57,7 +57,7 @@ impl Volume {
         RawNbd::go(self.client.front(), "vol0")
     }
 
-    /// Leaves behind a write of a process that dies, and a user that waits for the next process.
+    /// Leaves behind a write by a process that dies, and a user that waits for the next process.
     fn die_with_a_write(&self) {
         self.attach();
         let mut user = self.nbd();
@@ -66,10 +66,10 @@ impl Volume {
         user.expect_closed();
     }
 
-    /// Sends a signal to the processes of the volume, and waits for their end.
+    /// Sends a signal to the volume's processes, and waits for them to end.
     fn end(&self, signal: &str) {
         for pid in self.client.pids() {
-            // A command may have ended meanwhile.
+            // A command may meanwhile have ended.
             let _ = send_signal(signal, &pid.to_string());
         }
         self.client.wait_gone(COMMAND_TIME_MAX);
@@ -82,7 +82,7 @@ impl Volume {
         self.words(&[&required[..], more].concat())
     }
 
-    /// Starts an attach that waits for its paths longer than any test.
+    /// Starts an attach that waits for its paths for longer than any test runs.
     fn begin_attach(&self, more: &[&str]) -> Proc {
         let words = self.words_without_a_path(&[&["--retry-for", "10m"], more].concat());
         let attach = self.client.spawn(&words);
@@ -99,7 +99,7 @@ impl Volume {
         });
     }
 
-    /// State that processes of the volume have left.
+    /// Returns the state files that processes of the volume have left behind.
     fn left(&self) -> Vec<String> {
         let entries = fs::read_dir(self.client.run_dir()).expect("the run directory");
         let names = entries.map(|entry| entry.expect("a file").file_name());
@@ -130,7 +130,7 @@ fn leave(mut user: RawNbd) {
     user.expect_closed();
 }
 
-/// Ends an attach, in the way `way`, before its volume is served or before its users have
+/// Makes an attach fail in the way `way` says, before its volume is served or before its users have
 /// connected.
 fn fail_an_attach(volume: &Volume, way: &str) {
     match way {
@@ -249,7 +249,7 @@ fn an_unreported_loss_outlasts_a_detach() {
     let _ = volume.detach(&[]).ok();
     volume.check_flushes(true, "a detach");
 
-    // Users that have disconnected cleanly get no report of a later loss.
+    // Users that have disconnected cleanly receive no report of a later loss.
     volume.attach();
     let mut user = volume.nbd();
     assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));

@@ -1,4 +1,4 @@
-//! Daemons and their commands as users run them: real processes on loopback.
+//! Tests of the daemons and their commands as users run them: real processes on loopback.
 //!
 //! `access.rs` access lists · `activation.rs` sockets of systemd · `allocations.rs` allocations of
 //! requests · `copy.rs` copies and comparisons · `daemons.rs` attach to detach, restarts, idle CPU

@@ -1,5 +1,5 @@
-//! Tests of the limit of chunk memory (`memory-max`): what it counts, which sessions get a smaller
-//! queue depth, and which are refused. Chunks of 64 KiB count in groups of three, 204 KiB.
+//! Tests of the limit on chunk memory (`memory-max`): what it counts, which sessions are granted a
+//! smaller queue depth, and which are refused. Chunks of 64 KiB count in groups of three, 204 KiB.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ fn attach(server: &Server, export: &str) -> Client {
         .start()
 }
 
-/// Returns a session by its name.
+/// Returns the session with this name.
 fn session(server: &Server, name: &str) -> Value {
     let found = server.sessions().into_iter().find(|session| session["name"] == name);
     found.unwrap_or_else(|| panic!("no session {name}"))

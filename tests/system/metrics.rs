@@ -48,7 +48,7 @@ pub(super) fn parse(text: &str) -> Exposition {
     Exposition::parse(text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
-/// Checks that a text has only declared metrics, with their types and labels.
+/// Checks that a text contains only declared metrics, with their types and labels.
 pub(super) fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
     for family in &exposition.0 {
         let metric = metrics.iter().find(|metric| metric.name == family.name);
@@ -62,7 +62,7 @@ pub(super) fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
     }
 }
 
-/// Runs `promtool check metrics` over a text, if it is installed.
+/// Runs `promtool check metrics` on a text, if promtool is installed.
 pub(super) fn check_by_promtool(text: &str) {
     if !requires(&["promtool"]) {
         return;
@@ -81,7 +81,7 @@ pub(super) fn check_by_promtool(text: &str) {
 /// Reply to a successful request.
 const DONE: Reply = Reply::Error(0);
 
-/// Names of a volume, its export and a session that need escapes.
+/// Name of a volume and its export that needs escaping.
 const VOLUME: &str = "v\"1";
 const EXPORT: &str = "a\"b";
 const SESSION: &str = "c\\d";

@@ -11,7 +11,7 @@ const SPAN: u64 = 4096;
 /// Number of bytes in one write.
 const PIECE: u64 = 48;
 
-/// Writes every second piece repeatedly, and leaves this byte there.
+/// Repeatedly writes every second piece, leaving this byte there in the end.
 fn write_every_second(front: &Front, first: u64, byte: u8) {
     let mut nbd = RawNbd::go(front, "v");
     let rounds = if quick() { 4 } else { 20 };

@@ -1,5 +1,4 @@
-//! Tests of the names of volumes on this host: exports with the same name at two servers, attached
-//! side by side.
+//! Tests of local volume names: exports with the same name on two servers, attached side by side.
 
 use std::fs;
 
@@ -38,7 +37,7 @@ impl Host {
         RawNbd::go(&Front::Unix(self.0.text(&format!("{name}.nbd")).into()), name)
     }
 
-    /// Names of the volumes on this host and of their exports, with their sizes.
+    /// Returns the names of the volumes on this host and of their exports, with their sizes.
     fn list(&self) -> Vec<Value> {
         let list = self.run(&["list", "-o", "json"]).ok().json();
         let row = |one: &Value| json!([one["name"], one["export"], one["size"]]);

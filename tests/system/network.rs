@@ -1,4 +1,4 @@
-//! Tests of link events at the client: when the kernel reports that a link is up again, a path that
+//! Tests of link events on the client: when the kernel reports that a link is up again, a path that
 //! is down is retried immediately, however long its remaining wait. The tests need root, because
 //! they run on two simulated hosts with a cable between them.
 
@@ -9,7 +9,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Maximum time until an event that normally takes well under a second, on a fully loaded machine.
+/// Maximum time for an event that normally takes well under a second, on a fully loaded machine.
 const SOON: Duration = Duration::from_secs(60);
 /// Waits between attempts that outlast every test: from 5 to 10 minutes.
 const LONG_WAITS: [&str; 2] = ["--reconnect-min=10m", "--reconnect-max=10m"];
@@ -58,8 +58,8 @@ impl Hosts {
         wait_for(state, SOON, || (self.path()["state"] == state).then_some(()));
     }
 
-    /// Waits until the path has ended at the server, which would otherwise refuse an attempt, and
-    /// the next attempt would be minutes away.
+    /// Waits until the path has ended on the server. Otherwise the server would refuse an attempt,
+    /// and the next attempt would be minutes away.
     fn wait_forgotten(&self) {
         let gone = || self.server.sessions().is_empty().then_some(());
         wait_for("the server's end of the path", SOON, gone);
@@ -220,7 +220,7 @@ fn access_rules_and_pings_name_the_interface_of_a_link_local_address() {
     drop(client);
     let _ = here.stop(STOP_TIME_MAX);
 
-    // The same address on a different interface, and on an interface that does not exist.
+    // The same address on a different interface, and on one that does not exist.
     for (interface, warned) in [("lo", false), ("none9", true)] {
         let other = server(&format!("anyone@fe80::%{interface}/64:rw"));
         let (client, refused) = attach(&other);

@@ -1,5 +1,5 @@
-//! Tests of changes to the paths and policy of an attached session by real commands under load: no
-//! IO fails. Also tests events that must not change the paths: a machine without a free processor,
+//! Tests of changes to an attached session's paths and policy by real commands under load: no IO
+//! fails. Also tests events that must not change the paths: a machine without a free processor, and
 //! a server that pauses.
 
 use std::sync::Arc;
@@ -137,8 +137,7 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let session = Changed::start();
     let _ = session.path("remove", 0, &[]).ok();
     let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
-    // If a path is down at this moment, after a stall of the machine, the other may be
-    // disconnected.
+    // If a path is down just now, after a stall of the machine, the other may be disconnected.
     let refused = wait_for("a refused disconnect", COMMAND_TIME_MAX, || {
         let done = session.path("disconnect", 1, &[]);
         if done.code == Some(0) {
@@ -285,7 +284,7 @@ fn a_starved_machine_keeps_its_paths_with_the_default_settings() {
         .flat_map(paths_of)
         .filter_map(|path| path["reconnects"].as_u64())
         .sum();
-    // A path that was lost a moment ago has not reconnected yet.
+    // A path that was lost just now has not reconnected yet.
     let lost = [lost_paths(&idle), lost_paths(&session.client)].concat();
     assert!(reconnects <= lost.len() as u64, "{reconnects} reconnects: {lost:?}");
     idle.detach();

@@ -52,7 +52,7 @@ fn file(dir: &TempDir, name: &str, mode: u32) -> String {
 fn of_threads(pid: u32, key: &str) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the threads of a process");
     let status = tasks.filter_map(|task| {
-        // The thread may have ended meanwhile.
+        // The thread may meanwhile have ended.
         fs::read_to_string(task.expect("a thread").path().join("status")).ok()
     });
     let status: Vec<String> = status.collect();
@@ -88,7 +88,7 @@ fn a_server_drops_all_root_privileges() {
     let mut data = [0; 8192];
     assert_eq!(raw.read(4096, &mut data[..4096]), Ok(()));
     assert_eq!(data[..4096], [7; 4096]);
-    // Zeroes and holes use worker threads of the ring.
+    // Writing zeroes and punching holes use worker threads of the ring.
     assert_eq!(raw.call(0, consts::CMD_TRIM, 65536, 65536), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_WRITE_ZEROES, 0, 4096), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
@@ -184,7 +184,7 @@ fn a_reload_opens_exports_as_the_user() {
     };
     configure("mem:1M", USER);
     let of_config = ["--strict", "--config", config.to_str().expect("a plain path")];
-    // The kit makes its directories accessible to the user that the builder is given.
+    // The kit makes its directories accessible to the user that is passed to the builder.
     let server = Server::builder().user(USER).args(&of_config).start();
     configure(&format!("mem:1M, vol={open}"), "daemon:adm");
     let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();

@@ -1,5 +1,5 @@
-//! Tests of the storage plugin for Proxmox VE with a real server. Perl runs the plugin with
-//! stand-ins for the modules of Proxmox VE.
+//! Tests of the Proxmox VE storage plugin with a real server. Perl runs the plugin with stand-ins
+//! for the Proxmox VE modules.
 
 use std::fs;
 
@@ -75,7 +75,7 @@ my $done = eval { PVE::Storage::Custom::RtrsPlugin->$method('store1', $scfg, $na
 print encode_json({ done => $done, error => $@ });
 "#;
 
-/// Stand-in for `udevadm`, which makes the link after `--exit-if-exists=`.
+/// Stand-in for `udevadm` that creates the link named by `--exit-if-exists=`.
 const UDEVADM: &str = r#"#!/bin/sh
 echo "$*" >>LOG
 touch "${3#--exit-if-exists=}"
@@ -146,12 +146,12 @@ fn the_proxmox_plugin_attaches_and_detaches() {
     assert_eq!(call("deactivate_volume", "vol0"), done, "it is not attached");
     assert_eq!(call("activate_volume", "vol0"), done);
     let listed = list();
-    // Nothing listens at the other path.
+    // Nothing listens on the other path.
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&json!("vol0"), &json!("degraded")));
     let waited = || fs::read_to_string(scratch.path("udev.log")).expect("the calls of udevadm");
     let expected = format!("settle --timeout=20 --exit-if-exists={}\n", scratch.text("links/vol0"));
     assert_eq!(waited(), expected);
-    // Another activation changes nothing.
+    // A second activation changes nothing.
     assert_eq!(call("activate_volume", "vol0"), done);
     assert_eq!((&list()[0]["pid"], waited()), (&listed[0]["pid"], expected));
     // A volume in use stays attached.

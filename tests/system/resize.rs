@@ -1,4 +1,4 @@
-//! Tests of exports that are resized while clients use them: clients notice by themselves.
+//! Tests of exports that are resized while clients use them: clients notice on their own.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -22,7 +22,7 @@ fn attach(server: &Server, export: &str, args: &[&str]) -> Client {
     Client::attach(export).path(server.portal()).args(&args).start()
 }
 
-/// Heartbeat at both ends that ends no path even on a busy machine.
+/// Heartbeat of both ends that ends no path even on a busy machine.
 const LONG_SILENCE: [&str; 2] = ["--heartbeat", "1m"];
 
 fn set_len(path: &Path, size: u64) {
@@ -70,7 +70,7 @@ fn a_file_grows_under_load() {
     ];
     let mut before = RawNbd::go(client.front(), "vol0");
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
-    // The server notices the new length by itself.
+    // The server notices the new length on its own.
     set_len(&path, 32 * MIB);
     await_size(&client, 32 * MIB);
     assert_eq!(size_in_list(&server), 32 * MIB);
@@ -172,7 +172,7 @@ fn an_idle_export_is_truncated_only_by_force() {
     try_cut("vol0", "5M", "its target has 16777216 bytes, and data beyond 5242880 bytes");
     try_cut("mem", "1M", "its target has 2097152 bytes, and data beyond 1048576 bytes");
     assert_eq!((length(), size_in_list(&server)), (16 * MIB, json!(16 * MIB)));
-    // Adopting a file that something else truncated loses nothing; a further truncation does.
+    // Adopting a file that another program truncated loses nothing; truncating it further does.
     set_len(&path, 8 * MIB);
     try_cut("vol0", "5M", "its target has 8388608 bytes, and data beyond 5242880 bytes");
     assert_eq!(length(), 8 * MIB);
@@ -205,7 +205,7 @@ fn a_truncated_file_is_accepted_only_by_force() {
     wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
     set_len(&path, 32 * MIB);
     sleep(Duration::from_secs(3));
-    assert_eq!(size_in_list(&server), 16 * MIB, "a truncated file does not grow by itself");
+    assert_eq!(size_in_list(&server), 16 * MIB, "a truncated file does not grow on its own");
     assert_eq!(export(&server)["state"], "cut");
     let _ = server.command(&["export", "list"]).ok().says(" cut ");
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(EIO));
@@ -235,7 +235,7 @@ fn exports_in_memory_are_resized_by_command() {
     await_size(&client, 2 * MIB);
     assert_eq!(export(&server)["backing"], "mem:2M");
     let _ = server.command(&["export", "save"]).ok().says("mem:2M");
-    // Offsets within the former last chunk, and beyond it.
+    // One offset within the former last chunk, and one beyond it.
     for offset in [1000 << 10, 2 * MIB - 4096] {
         let mut bytes = [9; 4096];
         assert_eq!(raw.read(offset, &mut bytes), Ok(()));
@@ -271,7 +271,7 @@ fn an_idle_client_is_notified_of_a_forced_removal() {
     let client = attach(&server, "vol0", &["--no-path", "queue"]);
     let _ = server.command(&["export", "remove", "vol0", "--force"]).ok();
     // The client notices without IO.
-    wait_for("the client to know", COMMAND_TIME_MAX, || {
+    wait_for("the client to notice the removal", COMMAND_TIME_MAX, || {
         let shown = client.command(&["status", "vol0", "-o", "json"]);
         shown.stdout.contains("operator removed the export").then_some(())
     });

@@ -40,7 +40,7 @@ impl Host {
         })
     }
 
-    /// First byte of a volume.
+    /// Returns the first byte of a volume.
     fn first_byte(&self, name: &str) -> u8 {
         let mut block = [0; 4096];
         let front = Front::Unix(self.scratch.path(&format!("{name}.nbd")));
@@ -48,7 +48,7 @@ impl Host {
         block[0]
     }
 
-    /// Kills the process of each session, as a restart of the host does.
+    /// Kills every session's process, as a restart of the host does.
     fn kill_all(&self) {
         ["a", "b"].iter().for_each(|name| self.kill(name));
     }
@@ -73,7 +73,7 @@ impl Host {
     /// Kills the process of a session.
     fn kill(&self, name: &str) {
         let _ = run("kill", &["-KILL", &self.pid(name)], COMMAND_TIME_MAX).ok();
-        wait_for("it to be dead", COMMAND_TIME_MAX, || {
+        wait_for("the session to be dead", COMMAND_TIME_MAX, || {
             let listed = self.client(&["list", "-o", "json"]).ok().json();
             let mut all = listed.as_array().expect("a list").iter();
             all.any(|one| one["name"] == name && one["state"] == "dead").then_some(())
@@ -173,7 +173,7 @@ fn a_dead_volume_without_its_control_socket_is_named() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Two servers that have an export of the same name, at addresses that can be swapped.
+/// Two servers that have an export with the same name, at addresses that can be swapped.
 struct Pair {
     host: Host,
     addresses: [String; 2],
@@ -305,7 +305,7 @@ impl RandomHost {
         Self { host, server, backings }
     }
 
-    /// Path of a volume's socket, as written in a file of sessions.
+    /// Returns the path of a volume's socket as written in a file of sessions.
     fn socket(&self, name: &str) -> String {
         self.host.scratch.text(&format!("{name}.nbd"))
     }
@@ -354,7 +354,7 @@ impl RandomHost {
         listed.as_array().expect("a list").clone()
     }
 
-    /// Volumes by name, each with its export, session and mode.
+    /// Returns the volumes by name, each with its export, session and mode.
     fn volumes(&self) -> BTreeMap<String, [Value; 3]> {
         let of = |volume: &Value| {
             let name = volume["name"].as_str().expect("a name").to_owned();
@@ -364,7 +364,7 @@ impl RandomHost {
         self.list().iter().map(of).collect()
     }
 
-    /// Ends everything on the host as a restart does: only files outside of the run directory are
+    /// Ends everything on the host, as a restart does: only files outside the run directory are
     /// left.
     fn restart(&self) {
         let pids: BTreeSet<String> = self.list().iter().map(|one| one["pid"].to_string()).collect();
@@ -384,7 +384,8 @@ impl RandomHost {
         });
     }
 
-    /// Applies the saved file while a volume is missing at the server, and then completely.
+    /// Applies the saved file first while a volume is missing on the server, then with all volumes
+    /// present.
     fn apply_without(&self, missing: &RandomVolume) {
         let (export, backing) = (format!("e{}", missing.export), &self.backings[missing.export]);
         let _ = self.server.command(&["export", "remove", &export]).ok();
@@ -431,7 +432,7 @@ impl RandomHost {
         assert_eq!(self.volumes(), before, "seed {seed}:\n{saved}");
         let file = self.host.scratch.text("saved.yaml");
         let _ = self.host.client(&["diff", "-f", &file, "--prune"]).ok();
-        // A volume that was missing may be at another place in the file.
+        // A volume that was missing may be in a different position in the file.
         let _ = self.host.save(&[]).ok();
         let _ = self.host.client(&["diff", "-f", &file, "--prune"]).ok();
         let _ = self.host.client(&["detach", "--all"]).ok();

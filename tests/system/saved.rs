@@ -35,7 +35,7 @@ impl Host {
         fs::read_to_string(self.scratch.path(name)).expect("a file")
     }
 
-    /// Names of the files in the directory of exports.
+    /// Returns the names of the files in the exports directory.
     fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.scratch.path("exports.d")).expect("a directory");
         let name = |entry: std::io::Result<fs::DirEntry>| {
@@ -46,7 +46,7 @@ impl Host {
         names
     }
 
-    /// Runs a command for the server in a shell, after these shell commands.
+    /// Runs a server command in a shell, after these shell commands.
     fn run_after(&self, server: &Server, shell: &str, words: &[&str]) -> Finished {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{shell}; exec \"$@\""), "sh"]);
@@ -222,7 +222,8 @@ fn a_change_that_could_not_be_saved_is_reported() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Access to exports without a list of their own, as the last line of `export list` shows it.
+/// Returns the access to exports without their own list, as the last line of `export list` shows
+/// it.
 fn unlisted(server: &Server) -> String {
     let list = server.command(&["export", "list"]).ok().stdout;
     list.lines().filter(|line| line.contains("without their own list")).collect()
@@ -314,7 +315,7 @@ fn a_command_that_saves_and_a_reload_wait_for_each_other() {
     lock.unlock().expect("the lock");
     let _ = server.command(&["export", "set", "a", "ro", "--save"]).ok();
 
-    // The lock of the directory excludes commands to another server.
+    // The directory's lock excludes commands to another server.
     let dir = fs::File::open(host.scratch.path("exports.d")).expect("the directory");
     dir.lock().expect("the lock");
     let refused = server.command(&["export", "set", "a", "rw", "--save"]).code(1);

@@ -9,7 +9,7 @@ fn lines(log: &str, words: &[&str]) -> Vec<String> {
     log.lines().filter(has_all).map(str::to_owned).collect()
 }
 
-/// Waits for a log line, which is written a moment later.
+/// Waits for a log line, which is written slightly later.
 fn wait_line(server: &Server, words: &[&str]) -> String {
     wait_for(&format!("a line with {words:?}"), COMMAND_TIME_MAX, || {
         lines(&server.output(), words).pop()
@@ -72,7 +72,7 @@ fn the_log_level_changes_while_both_ends_run() {
     assert_eq!(client.command(&["get", "vol0", "log"]).ok().stdout, "log: error\n");
     let _ = set("no-path=queue").ok();
     let _ = set("log=info").ok();
-    let log = wait_for("the line of the last change", COMMAND_TIME_MAX, || {
+    let log = wait_for("the log line for the last change", COMMAND_TIME_MAX, || {
         let log = client.command(&["logs", "vol0"]).ok().stdout;
         log.contains("log set to info").then_some(log)
     });
@@ -125,7 +125,7 @@ fn refused_pings_do_not_fill_the_log() {
         raw.write(&request);
         assert_eq!(raw.read_exact(20)[16] & REFUSED, REFUSED);
     }
-    // A burst of a hundred lines, then one every five seconds.
+    // A burst of a hundred lines, then one line every five seconds.
     let most = 101 + begun.elapsed().as_secs() / 5;
     let log = server.stop(STOP_TIME_MAX).stderr;
     let count = lines(&log, &["refused a ping"]).len() as u64;

@@ -1,4 +1,4 @@
-//! Tests of daemons as services: their messages to the service manager, by sd_notify(3).
+//! Tests of daemons as services: the messages that they send to the service manager (sd_notify(3)).
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -7,7 +7,7 @@ use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Proc, STOP_TIME_MAX, Scratch, Server, bin, free_port, wait_for,
 };
 
-/// A service manager that receives the messages.
+/// A service manager that receives a daemon's messages.
 struct Manager {
     scratch: Scratch,
     socket: UnixDatagram,

@@ -1,6 +1,6 @@
 //! Tests of a daemon and its environment: signals with a function, signals that must not end a
-//! daemon, what a program inherits from its starter, and what a background session retains from its
-//! caller.
+//! daemon, what a program inherits from the process that starts it, and what a background session
+//! retains from its caller.
 
 use std::fs;
 use std::io::Read;
@@ -27,7 +27,7 @@ fn only_the_usual_signals_end_a_daemon() {
     let log = stand.client.run_dir().join("vol0.log");
     for number in IGNORED {
         let line = format!("ignoring signal {number}");
-        wait_for("the line of a signal", COMMAND_TIME_MAX, || {
+        wait_for("the log line for a signal", COMMAND_TIME_MAX, || {
             let text = fs::read_to_string(&log).expect("the log");
             (text.contains(&line) && stand.server.output().contains(&line)).then_some(())
         });

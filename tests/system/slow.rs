@@ -1,4 +1,4 @@
-//! Tests of a disk that does not answer, behind working paths: `slow-io`.
+//! Tests of a disk that does not answer behind working paths: `slow-io`.
 
 use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, wait_for};
 use serde_json::Value;
@@ -21,7 +21,7 @@ fn json(client: &Client, command: &str) -> Value {
     client.command(&[command, "vol0", "-o", "json"]).ok().json()
 }
 
-/// Checks that both paths are connected and have been since the attach.
+/// Checks that both paths are connected and have stayed so since the attach.
 fn assert_undisturbed(client: &Client) {
     let status = json(client, "status");
     let paths = status["paths"].as_array().expect("paths");
@@ -73,14 +73,14 @@ fn a_hanging_read_is_reported_and_eventually_answered() {
 fn a_hanging_disk_fails_io_and_keeps_the_paths() {
     let (server, client) = slow_disk("10m", &["--slow-io", "fail"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
-    // More operations than four, the number of paths that a server allows to end slowly.
+    // More than four operations, since a server allows four paths to end slowly.
     for at in 1..=6 {
         let mut bytes = [0; 4096];
         assert_eq!(raw.read(at * 4096, &mut bytes), Err(Reply::Error(EIO)));
     }
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(EIO));
     wait_slow(&client, 7);
-    // The first write may still land, so this one does not begin.
+    // The first write may still land, so this one is not started.
     assert_eq!(raw.write(0, 0, &[2; 4096]), Reply::Error(EIO));
     assert_undisturbed(&client);
     let stats = json(&client, "stats");

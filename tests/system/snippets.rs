@@ -10,7 +10,7 @@ use serde_yaml::Value;
 
 use super::blocks::pages;
 
-/// Top-level keys, of which each configuration file has at least one.
+/// Top-level keys; each configuration file has at least one of them.
 const OWN_KEYS: [&str; 5] = ["address", "export", "path", "sessions", "target"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// Checks that a program accepts a file that is alone in a directory.
+/// Checks that a program accepts a file that is alone in its directory.
 fn accepted(
     text: &str,
     read: impl Fn(&str) -> Finished,

@@ -1,5 +1,5 @@
-//! Tests of the attribution of IO time to the network or the disk, as shown by `stats` and the
-//! metrics.
+//! Tests of the attribution of IO time to the network or the disk, as `stats` and the metrics show
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::faults::proxy::Proxy;
 
-/// Delay of a disk.
+/// Delay of the disk.
 const DISK_DELAY: Duration = Duration::from_millis(100);
 const DISK_DELAY_US: u64 = 100_000;
-/// Delay of each direction of a network.
+/// Delay of the network in each direction.
 const DELAY: Duration = Duration::from_millis(20);
 const DELAY_US: u64 = 20_000;
 const READS: u32 = 8;
@@ -53,7 +53,7 @@ fn p50(parts: &Value, name: &str) -> u64 {
 const DIVIDED: [&str; 4] = ["client_queue", "network", "server_queue", "backend"];
 
 /// Checks that a delay of at least `least` appears in one part and in no other. On a busy machine
-/// any part can be long, but all parts together are not longer than the reads took.
+/// any part can be long, but together they are no longer than the reads took.
 fn assert_only_in(client: &Client, part: &str, least: Duration, all: Duration) {
     let metrics = Exposition::parse(&client.command(&["metrics"]).ok().stdout).expect("metrics");
     let name = "rtrs_client_io_part_seconds_sum";

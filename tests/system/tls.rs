@@ -65,7 +65,7 @@ fn only_session(server: &Server, paths: usize) -> Value {
 #[test]
 fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
     let place = Place::new();
-    // The list admits nameless clients too: the session is protected by its identity.
+    // The list admits nameless clients too, so it is the identity that protects the session.
     let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0");
     let server = server.args(&["--access", "anyone:rw"]).start();
     let tls_dir = place.dir();
@@ -448,7 +448,7 @@ fn revoked_clients_are_disconnected_despite_an_expired_server_certificate() {
     let first = attach("one", "rw");
     place.issue(&Wanted { names: &["db2"], serial: 5, ..Wanted::CLIENT });
     let second = attach("two", "ro");
-    // Lengthens the validity until the certificate is still valid when the server reads it.
+    // Increases the validity until the certificate is still valid when the server reads it.
     let short = [2, 8, 32].into_iter().any(|seconds| {
         place.issue(&Wanted { seconds: Some(seconds), ..Wanted::SERVER });
         server.command(&["reload"]).code == Some(0)

@@ -1,5 +1,5 @@
-//! Tests of `top` for both daemons: rates that agree with the counters, plain output, and a
-//! terminal that is restored.
+//! Tests of `top` for both daemons: rates that agree with the counters, plain output, and restoring
+//! the terminal.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -32,9 +32,9 @@ fn done(client: &Client) -> [f64; 3] {
     [ios, number(&ops["read"], "bytes"), number(&ops["write"], "bytes")]
 }
 
-/// Checks that the rates cover a part, and not a tiny one, of the time between the two snapshots of
-/// the counters. The server counts an IO before its answer arrives at the client, which has one IO
-/// in flight.
+/// Checks that the rates cover a significant part of the time between the two snapshots of the
+/// counters. The server counts an IO before its answer arrives at the client, which has one IO in
+/// flight.
 fn agrees(view: &Value, row: &Value, before: [f64; 3], after: [f64; 3]) {
     let seconds = number(row, "interval_s");
     for ((key, one_io), (before, after)) in

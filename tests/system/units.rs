@@ -1,4 +1,4 @@
-//! Tests of the systemd units in configs/: systemd reads them, and rates their exposure.
+//! Tests of the systemd units in configs/: systemd accepts them and rates their exposure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -154,7 +154,7 @@ fn the_units_allow_the_system_calls_of_the_daemons() {
     }
 }
 
-/// System calls that the daemons need in addition to the calls of every program. openat2 is for
+/// System calls that the daemons need in addition to those that every program makes. openat2 is for
 /// search-path.
 const CALLS: [&str; 13] = [
     "io_uring_setup",

@@ -1,6 +1,6 @@
-//! Tests of several volumes in one session: one process and one set of connections, with a socket,
-//! statistics and a detach for each volume; volumes that are added, refused, removed or lost while
-//! others keep running.
+//! Tests of several volumes in one session: one process and one set of connections, where each
+//! volume has its own socket and statistics and is detached separately; volumes that are added,
+//! refused, removed or lost while others keep running.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn server() -> ServerBuilder {
         .fold(Server::builder(), |server, (name, size)| server.export(format!("{name}=mem:{size}")))
 }
 
-/// A run directory, and the sockets of the volumes below it.
+/// A run directory with the volumes' sockets in it.
 struct Host(Client);
 
 impl Host {
@@ -102,7 +102,7 @@ fn volumes_of_a_session_share_a_process_and_connections() {
     assert!(uris[2].contains("pool%252Fc.nbd"), "{uris:?}");
     let pid = host.0.pid();
     host.assert_listed(&names);
-    assert_eq!(server.sessions().len(), 1, "one session at the server");
+    assert_eq!(server.sessions().len(), 1, "one session on the server");
     for (name, size) in names.iter().zip([1_u64, 2, 4]) {
         let status = host.json("status", name);
         assert_eq!(status["size"], json!(size << 20), "{status}");
@@ -147,7 +147,7 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
     let _ = host.attach(&server, &["a"], &["--session-name", "host7"]).ok();
     let pid = host.0.pid();
     let _ = host.add("b", "a").ok().says("b attached");
-    // Adding by the session's name at the server also works.
+    // Adding by the session's name on the server also works.
     let _ = host.add("d", "host7").ok();
     assert_eq!(host.0.pid(), pid, "no other process");
     assert_eq!(server.sessions().len(), 1);
@@ -224,7 +224,7 @@ fn events_of_one_volume_do_not_affect_others() {
     let _ = host.attach(&server, &names, &["--no-path=fail", "--reconnect-max=200ms"]).ok();
     write_own(&host, &names, 1);
     let _ = server.command(&["export", "remove", "b", "--force"]).ok();
-    wait_for("the volume's end", COMMAND_TIME_MAX, || {
+    wait_for("the volume to fail", COMMAND_TIME_MAX, || {
         host.list().contains(&("b".into(), "failed".into())).then_some(())
     });
     assert_ne!(host.nbd("b").write(0, 0, &[1; 4096]), DONE, "its IO fails");
@@ -258,7 +258,7 @@ fn a_removed_volume_stays_failed_whatever_its_paths_do() {
     let _ = host.attach(&server, &["a", "b"], &["--path", &portals[1]]).ok();
     let _ = server.command(&["export", "remove", "b", "--force"]).ok();
     let is_failed = || host.list().contains(&("b".into(), "failed".into())).then_some(());
-    wait_for("the volume's end", COMMAND_TIME_MAX, is_failed);
+    wait_for("the volume to fail", COMMAND_TIME_MAX, is_failed);
     let _ = host.run(&["status", "b"]).code(3).says("removed the export");
     wait_for("both paths of the other volume", COMMAND_TIME_MAX, || {
         host.list().contains(&("a".into(), "open".into())).then_some(())

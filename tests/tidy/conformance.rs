@@ -1,4 +1,4 @@
-//! Conformance table of the protocol: the functions and tests that it names exist.
+//! Checks that the functions and tests named in the protocol's conformance table exist.
 
 use super::{Breaches, sources};
 
@@ -6,10 +6,10 @@ const PAGE: &str = "docs/PROTOCOL.md";
 /// Title of the section with the table.
 const TITLE: &str = "### Point by point";
 
-/// Folders that the paths of the table are relative to.
+/// Folders that the paths in the table are relative to.
 const FOLDERS: &[&str] = &["rtrs-client/src/", "rtrs-core/src/", "rtrs-server/src/"];
 
-/// Name in a cell of the table.
+/// A name in a cell of the table.
 #[derive(Debug, PartialEq, Eq)]
 enum Name<'a> {
     /// File, and a function or type in it.

@@ -1,8 +1,8 @@
 //! Rules for the crates that the workspace depends on: licenses, sources, versions and bans.
 //!
 //! The rules are declared in `.cargo/deny.toml` and applied to the output of `cargo metadata`, so
-//! that they hold without cargo-deny and without a network. `cargo metadata` needs only crates that
-//! a build on Linux has fetched.
+//! that they are checked without cargo-deny and without a network. `cargo metadata` needs only
+//! crates that a build on Linux has fetched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -249,7 +249,8 @@ fn package(name: &str, version: &str, license: &str) -> Package {
     }
 }
 
-/// Returns violations of [`EXAMPLE`] in a graph of one package and some that obey the rules.
+/// Returns the violations of [`EXAMPLE`] in a graph of `extra` and some packages that obey the
+/// rules.
 fn violations_with(extra: Package) -> String {
     let packages = vec![
         Package { source: None, ..package("own", "0.1.0", "MIT") },

@@ -1,4 +1,4 @@
-//! Doc comments that stand alone, and signatures without tuples.
+//! Checks that doc comments stand alone and that no parameter is a tuple.
 
 use super::{Breaches, Source, sources};
 

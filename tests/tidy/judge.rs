@@ -1,6 +1,6 @@
 //! Checks of `main.rs`: each takes text and returns the lines and words that violate a rule.
 //!
-//! Comments, strings and character literals are blanked before code is checked ([`code_of`]).
+//! Comments, strings and character literals are blanked out before code is checked ([`code_of`]).
 //! Below, each check is tested with a violation and a near miss, so that none can pass by finding
 //! nothing.
 
@@ -42,7 +42,8 @@ const ENGINE_BANS: &[(&str, &str)] = &[
     ("rtrs_core::{", "write one path per line, so that this check can read it"),
 ];
 
-/// Returns Rust text with comments and the insides of literals blanked; line numbers do not change.
+/// Returns Rust text with comments and the insides of literals blanked out; line numbers do not
+/// change.
 pub(crate) fn code_of(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -216,7 +217,7 @@ pub(crate) fn unfinished(text: &str) -> Vec<(usize, &'static str)> {
     in_code.chain(in_text).collect()
 }
 
-/// Returns lines that are too long. Rows of tables and links of documents cannot be broken.
+/// Returns lines that are too long. Table rows and links in documents cannot be broken.
 pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
     let document = path.ends_with(".md");
     let breakable = |line: &str| !(document && (line.starts_with('|') || line.contains("](")));
@@ -252,8 +253,8 @@ pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// Returns the crates of this workspace that a manifest names: normal dependencies, and those of
-/// tests or build scripts.
+/// Returns the workspace crates that a manifest names: normal dependencies, and those of tests or
+/// build scripts.
 pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
     let (mut normal, mut dev) = (Vec::new(), Vec::new());
     let mut section = String::new();

@@ -1,5 +1,5 @@
 //! Checks that the targets and anchors of links in documents exist, that pages in docs/ are short,
-//! and that the index of docs/ names all of them.
+//! and that the index of docs/ lists every page.
 //!
 //! Code blocks and code spans contain no links. Targets with a scheme are not checked.
 
@@ -19,7 +19,7 @@ const LONG_PAGES: &[(&str, &str)] =
 /// Text before a target and character after it, for Markdown links and HTML pictures.
 const TARGETS: &[(&str, char)] = &[("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')];
 
-/// Returns the lines outside of code blocks, with their numbers from 1.
+/// Returns the lines outside code blocks, with their numbers from 1.
 fn unfenced(text: &str) -> Vec<(usize, &str)> {
     let mut fenced = false;
     let mut lines = Vec::new();
@@ -33,7 +33,7 @@ fn unfenced(text: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// Returns the targets of relative links, with the numbers of their lines.
+/// Returns the targets of relative links, with their line numbers.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut in_code = false;
@@ -61,7 +61,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns the text of a heading as it is shown: without the targets of its links.
+/// Returns the text of a heading as displayed: without the targets of its links.
 fn shown(heading: &str) -> String {
     let mut text = String::new();
     let mut rest = heading;
@@ -87,7 +87,7 @@ fn slug(heading: &str) -> String {
     slug
 }
 
-/// Returns the anchors of a page. Repeated headings get a number, starting with the second.
+/// Returns the anchors of a page. Repeated headings are numbered, starting with the second.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for (_, line) in unfenced(text) {

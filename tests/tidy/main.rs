@@ -1,5 +1,6 @@
-//! Rules of the tree, checked by reading its files: locations of `unsafe`, names that engines must
-//! not use, dependencies between crates, lengths of lines and files, links in documents.
+//! Rules of the tree, checked by reading its files: which files may use `unsafe`, names that
+//! engines must not use, dependencies between crates, lengths of lines and files, links in
+//! documents.
 //!
 //! A failed rule names each file and line. Exceptions are listed here with their reasons. The
 //! checks of a single file are in `judge.rs`, those of links in `links.rs`, those of third-party
@@ -25,11 +26,11 @@ use judge::{
     unfinished, unproven_lines, unsafe_lines,
 };
 
-/// Files that may contain `unsafe`; the header of their crate's `lib.rs` names the same files.
-/// Those of the verbs provider form one module, split by type. `rtrs-capi` has a C interface: it
+/// Files that may contain `unsafe`; the header of their crate's `lib.rs` names the same files. The
+/// verbs provider's files form one module, split by type. `rtrs-capi` has a C interface: it
 /// receives pointers from the program and uses the program's memory. `rds-preload` replaces
-/// functions of the C library: it exports their names, calls the originals, and reads and writes
-/// memory that programs point to.
+/// functions of the C library: it exports their names, calls the originals, and accesses memory
+/// that programs point to.
 const UNSAFE_FILES: &[&str] = &[
     "rds/preload/src/controls.rs",
     "rds/preload/src/descriptors.rs",
@@ -167,7 +168,7 @@ const ACYCLIC: &[&str] = &[
 
 const FILE_LINES_MAX: usize = 700;
 
-/// Files above [`FILE_LINES_MAX`] lines, and the reasons.
+/// Files longer than [`FILE_LINES_MAX`] lines, and the reasons.
 const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Workspace crates that each crate may depend on, and those that only its tests may use.
@@ -194,7 +195,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ),
 ];
 
-/// Mark in a document where the output of a program is still missing. Spelled in two parts, as
+/// Marker in a document where a program's output is still missing. Spelled in two parts, as
 /// elsewhere, so that the rule does not report this file.
 const OUTPUT_MARK: &str = concat!("OUT", "PUT: ");
 
@@ -477,7 +478,7 @@ fn banned_words_are_not_used() {
         if path == "tests/tidy/words.rs" || !KINDS.iter().any(|kind| path.ends_with(kind)) {
             continue;
         }
-        // The name of the file is line 0.
+        // The file's name is line 0.
         for (line, text) in (0..).zip(std::iter::once(path).chain(source.text.lines())) {
             for (word, instead) in words::retired_terms(text, words::WORDS) {
                 breaches.add(path, line, format!("`{word}`: write {instead}"));

@@ -1,4 +1,4 @@
-//! Size of types: limits the numbers of methods and fields of a type with state.
+//! Size of types: limits the number of methods and fields of a type with state.
 //!
 //! Sizes are counted in the text as formatted by rustfmt: inherent methods over all files, and
 //! fields of types that have a method with `&mut self`. Types without such a method are records
@@ -49,7 +49,7 @@ fn identifier(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
-/// Returns the text without the visibility and the qualifiers of a function.
+/// Returns the text without a function's visibility and qualifiers.
 fn bare(mut line: &str) -> &str {
     loop {
         let rest = if let Some(scope) = line.strip_prefix("pub(") {

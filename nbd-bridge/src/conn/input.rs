@@ -42,12 +42,12 @@ impl Input {
         self.fill - self.start
     }
 
-    /// Offset in the stream of the end of the received bytes.
+    /// Stream offset at which the received bytes end.
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Offset in the stream of the first unparsed byte.
+    /// Stream offset of the first unparsed byte.
     pub(super) fn parsed(&self) -> u64 {
         self.received - self.available() as u64
     }

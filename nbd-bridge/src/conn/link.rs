@@ -40,7 +40,7 @@ pub(super) struct Link {
     broken: bool,
     /// Time when bytes last arrived, or when the connection began to wait for them.
     heard: Instant,
-    /// Start of the send in progress, and its deadline.
+    /// Start and deadline of the send in progress.
     send_began: Instant,
     send_by: Instant,
 }

@@ -67,8 +67,8 @@ impl LossReports {
     /// Checks whether a loss was reported while requests waited, or is about to be reported:
     /// whatever the socket holds when that reply is sent was sent before it. Requests that a kernel
     /// device sent on another connection count as sent after the report, unless that connection has
-    /// stalled. `parsed` is the stream offset of the next request, and `arrived` returns that of
-    /// the bytes that have arrived, received or not.
+    /// stalled. `parsed` is the stream offset of the next request, and `arrived` returns the offset
+    /// up to which bytes have arrived, received or not.
     pub(super) fn note_reported(
         &mut self,
         losses: Option<&Losses>,

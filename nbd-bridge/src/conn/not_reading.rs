@@ -1,4 +1,4 @@
-//! Memory of a client that does not read its replies.
+//! Memory held by a client that does not read its replies.
 //!
 //! While another client waits for memory, the data of finished reads whose replies are not being
 //! sent is dropped. The data is reread, a limited amount at a time, once the client has read what
@@ -12,7 +12,7 @@ use super::parse::Piece;
 use crate::notices::Notice;
 use crate::shared::Shared;
 
-/// Time for which a send must have been running before its client counts as one that does not read.
+/// Running time of a send after which its client counts as one that does not read.
 const STALLED_AFTER: Duration = Duration::from_millis(200);
 /// Maximum number of buffers into which dropped data is reread at a time.
 const AGAIN_MAX: usize = 16;

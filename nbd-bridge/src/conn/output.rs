@@ -1,4 +1,4 @@
-//! Bytes for the client: handshake replies, and heads and data of replies to requests.
+//! Bytes for the client: handshake replies, and headers and data of replies to requests.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,7 +26,7 @@ const GREETING_MAX: usize = 64 * 1024;
 pub(super) struct Output {
     /// Slices of the next send; None while a send is using them.
     vecs: Option<Box<IoVecs>>,
-    /// Memory of handshake bytes and of heads of replies.
+    /// Memory of handshake bytes and of headers of replies.
     staging: MemSlice,
     /// Handshake bytes to be sent.
     greeting: Vec<u8>,
@@ -41,8 +41,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Creates the output of a connection to a shard with this number of rows. The client has
-    /// already received `sent_before` bytes of the first reply.
+    /// Creates the output of a connection to a shard with `rows` rows. The client has already
+    /// received `sent_before` bytes of the first reply.
     pub(super) fn new(greeting: Vec<u8>, rows: usize, sent_before: usize) -> std::io::Result<Self> {
         Ok(Self {
             vecs: Some(IoVecs::new(SLICES_MAX)),
@@ -133,7 +133,7 @@ impl Output {
         next.is_some_and(|row| !requests.row(row).reply.status().is_ok())
     }
 
-    /// Gathers what can be sent now: handshake bytes, then heads and data of as many finished
+    /// Gathers what can be sent now: handshake bytes, then headers and data of as many finished
     /// requests as fit. The device has `size` bytes. Returns None when a send is in progress or
     /// nothing can be sent.
     pub(super) fn gather(
@@ -188,7 +188,7 @@ fn next_reply(replies: &VecDeque<u32>, cut_short: Option<u32>) -> Option<u32> {
 struct Batch<'a> {
     vecs: Box<IoVecs>,
     staging: &'a MemSlice,
-    /// Bytes used of the staging memory.
+    /// Number of bytes of the staging memory in use.
     used: usize,
     form: Form,
     /// Size of the device in bytes.
@@ -201,7 +201,7 @@ impl Batch<'_> {
         self.staging.len() - self.used >= reply::ROOM && self.vecs.room() > row.parts.len()
     }
 
-    /// Appends head and data of a reply.
+    /// Appends header and data of a reply.
     fn add_reply(&mut self, row: &NbdRow) {
         let (op, cookie, form) = (row.command.op(), row.command.cookie(), self.form);
         let of = Answered { form, cookie, offset: row.command.offset() };
@@ -224,7 +224,7 @@ impl Batch<'_> {
                 None => reply::success(of),
             },
         };
-        // A simple reply has one head, before the data of its first piece.
+        // A simple reply has one header, before the data of its first piece.
         if form != Form::Simple || row.progress.current_piece().start == 0 {
             self.stage(&head);
         }

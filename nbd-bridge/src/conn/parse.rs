@@ -1,4 +1,4 @@
-//! Parsing of received bytes into requests to the device.
+//! Parses received bytes into requests to the device.
 //!
 //! Each step consumes one item of the received bytes: an option, a header, or a piece of payload. A
 //! step that lacks bytes, rows, memory or room in the device queue changes nothing and is retried
@@ -171,7 +171,7 @@ impl Conn {
         true
     }
 
-    /// Takes the memory of a read, of the extents or of the fragments. Returns the length of the
+    /// Takes the memory for a read, for the extents or for the fragments. Returns the length of the
     /// pieces of a read, or None if memory is short.
     fn take_memory(&mut self, command: &Command, row: u32, shared: &mut Shared) -> Option<u64> {
         let (op, block, whole) = (command.op(), command.cut().block, command.whole_len());
@@ -191,8 +191,8 @@ impl Conn {
         shared.take_read(self.id.slot, row, bytes, &mut self.memory)
     }
 
-    /// Takes the memory of a piece of a read. Returns the length of the piece, or None if memory is
-    /// short.
+    /// Takes the memory for a piece of a read. Returns the length of the piece, or None if memory
+    /// is short.
     pub(super) fn take_piece(&mut self, row: u32, of: Piece, shared: &mut Shared) -> Option<u64> {
         let piece_of = |most: usize| {
             let pieces = of.len.div_ceil(most as u64).max(1);

@@ -1,8 +1,8 @@
 //! Lifecycle of a kernel device: preconditions, connect and disconnect.
 //!
-//! Every step has a timeout. A disconnect ends even with stuck IO: a thread that may be left behind
-//! asks the kernel, and if there is no answer soon, the sockets are shut down under the kernel,
-//! which then fails the IO in flight. The kernel ends of the sockets are kept for that.
+//! Every step has a timeout. A disconnect completes even with stuck IO: a thread that may be left
+//! behind asks the kernel, and if there is no answer soon, the sockets are shut down under the
+//! kernel, which then fails the IO in flight. The kernel ends of the sockets are kept for that.
 //!
 //! Called by the process that holds a session: [`check_device`] early, [`KernelDevice::connect`]
 //! from its main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before
@@ -156,13 +156,13 @@ fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
     let block = min_block.max(512);
     let block_max = u32::try_from(page_size()).unwrap_or(4096);
     if !block.is_power_of_two() || block > block_max {
-        return refuse(format!("its block size is {block}, and the kernel's bound is {block_max}"));
+        return refuse(format!("its block size is {block}, and the kernel's limit is {block_max}"));
     }
     if size == 0 {
         return refuse("it is empty".into());
     }
     if i64::try_from(size).is_err() {
-        return refuse(format!("it has {size} bytes, and the kernel's bound is 8 EiB"));
+        return refuse(format!("it has {size} bytes, and the kernel's limit is 8 EiB"));
     }
     if !size.is_multiple_of(u64::from(block)) {
         return refuse(format!("its {size} bytes are not a multiple of its block size {block}"));
@@ -221,9 +221,9 @@ pub struct KernelDevice {
 
 impl KernelDevice {
     /// Connects a device for `export` over `count` sockets and waits, at most a few seconds, until
-    /// it can be opened. `adopt` gets our ends once the kernel reads its own, and has to serve them
-    /// before any process opens the device. Must be called from the process's main thread, which
-    /// the kernel records as the owner of the device.
+    /// it can be opened. `adopt` receives our ends once the kernel reads its own, and must serve
+    /// them before any process opens the device. Must be called from the process's main thread,
+    /// which the kernel records as the owner of the device.
     ///
     /// Devices that an exited process had connected with the same identifier are taken over, if the
     /// options say so, or else freed first. `reached` is the result of [`super::reach`].
@@ -240,7 +240,7 @@ impl KernelDevice {
         check_export(export)?;
         let most = if options.timeout_s.is_some() { SOCKETS_MAX } else { 1 };
         if count == 0 || count > most {
-            let text = format!("{count} sockets are not 1 to {most}");
+            let text = format!("{count} sockets requested; must be 1 to {most}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
         }
         let places = Places::default();
@@ -385,7 +385,7 @@ impl KernelDevice {
         let ended = await_that(patience, || self.places.inflight(index) == Some(0));
         if !ended && self.sockets.are_served() {
             let left = self.places.inflight(index).unwrap_or(0);
-            tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and will fail");
+            tracing::warn!("/dev/nbd{index}: {left} requests did not finish in time and will fail");
         }
         if ended {
             // Before another process can connect the device.
@@ -470,9 +470,9 @@ mod tests {
             (0, 512, "it is empty"),
             (4096 + 512, 4096, "its 4608 bytes are not a multiple of its block size 4096"),
             (513, 1, "its 513 bytes are not a multiple of its block size 512"),
-            (1 << 63, 512, "it has 9223372036854775808 bytes, and the kernel's bound is 8 EiB"),
+            (1 << 63, 512, "it has 9223372036854775808 bytes, and the kernel's limit is 8 EiB"),
             (u64::MAX, 512, "8 EiB"),
-            (1 << 20, 65536 * 2, "its block size is 131072, and the kernel's bound is "),
+            (1 << 20, 65536 * 2, "its block size is 131072, and the kernel's limit is "),
         ] {
             let error = check_export(&export(size, block)).unwrap_err().to_string();
             assert!(error.contains(text), "{error}\nlacks {text}");

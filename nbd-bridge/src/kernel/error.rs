@@ -52,6 +52,6 @@ pub enum DeviceError {
         what: String,
     },
     /// The system refused something else, such as a socket or a thread.
-    #[error("cannot speak with the kernel's nbd driver")]
+    #[error("cannot communicate with the kernel's nbd driver")]
     System(#[from] io::Error),
 }

@@ -30,7 +30,7 @@ use super::error::DeviceError;
 const ANSWER_MAX: usize = 16 * 1024;
 /// Maximum number of answers to read: an answer and its acknowledgment are two.
 const ANSWERS_MAX: usize = 8;
-/// Maximum number of sockets of a device, given by the 16 bits of an attribute's length.
+/// Maximum number of sockets of a device, limited by the 16-bit length of an attribute.
 pub(super) const SOCKETS_MAX: usize = 4096;
 
 /// Command to the kernel (`NBD_CMD_*`).
@@ -50,7 +50,7 @@ pub(super) enum Attr {
     BlockSizeBytes(u64),
     /// Seconds a request may take before its socket counts as dead.
     Timeout(u64),
-    /// Transmission flags of the NBD document.
+    /// Transmission flags of the NBD specification.
     ServerFlags(u64),
     /// Descriptors of connected sockets in the transmission phase.
     Sockets(Vec<i32>),
@@ -143,7 +143,7 @@ impl ParseableParametrized<[u8], GenlHeader> for NbdMessage {
             if attr.kind() == Attr::Index(0).kind() {
                 let value = attr.value().try_into();
                 let value =
-                    value.map_err(|_| DecodeError::from("a device number of wrong size"))?;
+                    value.map_err(|_| DecodeError::from("a device number of the wrong size"))?;
                 attrs.push(Attr::Index(u32::from_ne_bytes(value)));
             }
         }
@@ -277,7 +277,7 @@ where
 }
 
 fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's answer is odd: {what}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer from the kernel: {what}"))
 }
 
 /// Returns the attribute for sockets. The caller keeps them open until the connect has returned.

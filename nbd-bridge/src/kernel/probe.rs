@@ -1,7 +1,7 @@
 //! Opens a device in a separate process.
 //!
 //! The first open after a connect reads the partition table, and an open may wait for IO for as
-//! long as the device does. The process that carries that IO must not be the one that waits, so a
+//! long as the device does. The process that serves that IO must not be the one that waits, so a
 //! child opens the device. A child that takes too long is abandoned: it ends when its IO does, at
 //! the latest when the device is disconnected.
 

@@ -29,7 +29,7 @@ pub(super) const CONNECTS_MAX: u32 = 6;
 /// bridge that adopts the socket omits them from that reply.
 pub const FIRST_BYTES: [u8; 4] = magic::SIMPLE_REPLY.to_be_bytes();
 
-/// MSG_PEEK and MSG_DONTWAIT of Linux.
+/// MSG_PEEK and MSG_DONTWAIT on Linux.
 const PEEK: i32 = 0x2 | 0x40;
 
 /// Both ends of a device's sockets.
@@ -138,7 +138,7 @@ mod tests {
         let mut sockets = Sockets::new(3).unwrap();
         assert_eq!(sockets.unread(), 3);
         for index in [0, 2] {
-            // Reads as the driver reads the head of a reply, which is longer.
+            // Reads as the driver reads the header of a reply, which is longer.
             driver_end(&sockets, index).read_exact(&mut [0; 4]).unwrap();
         }
         assert_eq!(sockets.unread(), 1);

@@ -82,7 +82,7 @@ fn check_sockets(
     options: &DeviceOptions,
     count: usize,
 ) -> Result<(), DeviceError> {
-    // Requests in flight would get a timeout other than the one that they were sent with.
+    // Requests in flight would be given a different timeout from the one that they were sent with.
     match (is_quick(places, index), options.timeout_s) {
         (true, Some(_)) => {
             return odd(index, "it has a quick takeover; use --quick-takeover".into());
@@ -103,7 +103,7 @@ fn check_sockets(
 /// Checks whether `export` can replace that of the device. The kernel learned the export's
 /// properties at the connect and relies on them: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
-    // The export may have grown meanwhile; all other properties still have to hold.
+    // The export may have grown in the meantime; all other properties must still hold.
     if places.size(index).is_none_or(|had| export.size < had) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
         return odd(index, format!("it has {had} and the export {}; {HINT}", export.size));
@@ -130,7 +130,7 @@ fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), D
 fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) -> io::Result<bool> {
     let deadline = Instant::now() + READ_PATIENCE;
     // The socket of a process that has just died may not be marked dead yet; the kernel then
-    // silently drops the new one. With a single socket, the kernel cannot take two.
+    // silently drops the new one. If there is only one socket, the kernel cannot take two.
     let patience = if count == 1 { AGAIN } else { READ_PATIENCE };
     loop {
         netlink.reconfigure(attrs.to_vec())?;

@@ -1,8 +1,8 @@
 //! Users of a device: mounts, swap, devices stacked on it, and processes that have it open.
 //!
-//! A scan reads only /proc and /sys and never opens the device, so it ends soon whatever the device
-//! does. It sees what the caller may see: root sees all of its PID namespace. A kernel user that
-//! leaves no trace there (a target exporting the device) is found by opening the device
+//! A scan reads only /proc and /sys and never opens the device, so it finishes soon whatever the
+//! device does. It sees what the caller may see: root sees all of its PID namespace. A kernel user
+//! that leaves no trace there (a target exporting the device) is found by opening the device
 //! exclusively, which must be left to a process that may hang. Scans run before a detach and to
 //! explain why a device is busy.
 

@@ -2,14 +2,14 @@
 //!
 //! Used in both phases: the handshake advertises it, and the transmission phase validates requests
 //! against it. It holds no device. Call [`ExportInfo::check`] once at startup; the handshake
-//! repeats the check and refuses an export whose numbers violate the NBD document.
+//! repeats the check and refuses an export whose values violate the NBD specification.
 
 use super::wire::{self, transmission_flags as tf};
 
 /// An export as the protocol describes it. Sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// Canonical name, at most [`wire::STRING_MAX`] bytes without NUL.
+    /// Canonical name, at most [`wire::STRING_MAX`] bytes long, with no NUL.
     pub name: String,
     /// One line for users, with the same limits; may be empty.
     pub description: String,
@@ -19,9 +19,8 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// `NBD_CMD_FLUSH` is offered.
     pub flush: bool,
-    /// The device has a volatile cache, so that a flush has an effect. A kernel device without a
-    /// cache is "write through" and sends no flushes; clients of a socket are offered flushes
-    /// anyway.
+    /// The device has a volatile cache, so a flush has an effect. A kernel device without a cache
+    /// is "write through" and sends no flushes; clients of a socket are offered flushes anyway.
     pub write_cache: bool,
     /// `NBD_CMD_FLAG_FUA` is offered.
     pub fua: bool,
@@ -37,8 +36,8 @@ pub struct ExportInfo {
     pub multi_conn: bool,
     /// Seeks are slow.
     pub rotational: bool,
-    /// Minimum block size. Clients that asked for it must use multiples as offsets and lengths. A
-    /// power of two from 1 to 65,536.
+    /// Minimum block size. Clients that requested it must use multiples of it as offsets and
+    /// lengths. A power of two from 1 to 65,536.
     pub min_block: u32,
     /// Preferred block size: a power of two, at least 512 and `min_block`.
     pub preferred_block: u32,
@@ -55,11 +54,11 @@ pub struct ExportInfo {
 /// Reason why an [`ExportInfo`] cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadExport {
-    /// The name is over [`wire::STRING_MAX`] bytes or has a NUL.
-    #[error("the export name must be at most 4096 bytes without NUL")]
+    /// The name is over [`wire::STRING_MAX`] bytes or contains a NUL.
+    #[error("the export name must be at most 4096 bytes long and must not contain NUL")]
     Name,
-    /// The description is over [`wire::STRING_MAX`] bytes or has a NUL.
-    #[error("the export description must be at most 4096 bytes without NUL")]
+    /// The description is over [`wire::STRING_MAX`] bytes or contains a NUL.
+    #[error("the export description must be at most 4096 bytes long and must not contain NUL")]
     Description,
     /// The minimum block size is not a power of two from 1 to 65,536.
     #[error("the minimum block size {0} is not a power of two from 1 to 65536")]
@@ -73,8 +72,8 @@ pub enum BadExport {
 }
 
 impl ExportInfo {
-    /// Creates a writable export of `size` bytes with the document's default block sizes (1, 4096),
-    /// the largest payload, flush and FUA, and no other features.
+    /// Creates a writable export of `size` bytes with the specification's default block sizes (1,
+    /// 4096), the largest payload, flush and FUA, and no other features.
     pub fn plain(name: impl Into<String>, size: u64) -> Self {
         Self {
             name: name.into(),
@@ -98,7 +97,7 @@ impl ExportInfo {
         }
     }
 
-    /// Checks names and sizes against "Size constraints" and the string rules of the NBD document.
+    /// Checks names and sizes against the NBD specification's "Size constraints" and string rules.
     ///
     /// # Errors
     /// The first rule that is violated.
@@ -147,7 +146,7 @@ impl ExportInfo {
     }
 
     /// Whether clients must learn the export's sizes to avoid errors, because these differ from the
-    /// sizes that the document lets clients assume.
+    /// sizes that the specification lets clients assume.
     pub(crate) fn has_own_sizes(&self) -> bool {
         self.min_block != 1 || self.max_payload < wire::PAYLOAD_DEFAULT
     }
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_limits_are_named() {
+    fn errors_name_the_invalid_limit() {
         assert_eq!(with(|_| ()), Ok(()));
         assert_eq!(with(|i| i.name = "x".repeat(4096)), Ok(()));
         assert_eq!(with(|i| i.name = "x".repeat(4097)), Err(BadExport::Name));

@@ -11,7 +11,7 @@
 //! LIST_META_CONTEXT and SET_META_CONTEXT with one context, `base:allocation`. Everything else is
 //! answered with UNSUP, TLS included.
 //!
-//! Source: "Handshake", "Option types", "Option reply types" of the NBD document.
+//! Source: "Handshake", "Option types", "Option reply types" of the NBD specification.
 
 use super::export_info::{self, ExportInfo};
 use super::transmission::{Rules, Terms};
@@ -81,7 +81,7 @@ pub enum ProtocolError {
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
     /// An option does not start with `IHAVEOPT`.
-    #[error("wrong magic at the head of an option")]
+    #[error("wrong magic in an option header")]
     OptionMagic,
     /// A client that does not speak fixed newstyle sent an option other than EXPORT_NAME.
     #[error("option {0} from a client without the fixed newstyle flag")]
@@ -100,7 +100,7 @@ pub enum ProtocolError {
     /// More bytes than any client needs.
     #[error("too many bytes of options")]
     TooManyBytes,
-    /// EXPORT_NAME with a name that is too long, not UTF-8 or has a NUL.
+    /// EXPORT_NAME with a name that is too long, not UTF-8 or contains a NUL.
     #[error("malformed export name")]
     BadName,
     /// EXPORT_NAME with an unknown name; this option has no error reply.
@@ -109,7 +109,7 @@ pub enum ProtocolError {
     /// EXPORT_NAME for an export whose description violates the protocol.
     #[error("the export cannot be served: {0}")]
     BadExport(export_info::BadExport),
-    /// Input after the end of the handshake, which is an error of the caller.
+    /// Input after the end of the handshake, which is an error by the caller.
     #[error("the handshake is over")]
     Over,
 }
@@ -118,7 +118,7 @@ pub enum ProtocolError {
 #[derive(Debug)]
 pub struct Handshake {
     step: Step,
-    /// Head or data received so far.
+    /// Header or data received so far.
     buf: Vec<u8>,
     fixed: bool,
     no_zeroes: bool,
@@ -264,7 +264,7 @@ impl Handshake {
         now.len() == missing
     }
 
-    /// Validates the head of an option and decides how to treat its data.
+    /// Validates the header of an option and decides how to treat its data.
     fn open_option(&mut self, head: OptionHeader, out: &mut Vec<u8>) -> Option<Outcome> {
         let OptionHeader { option, len } = head;
         let close = |error| Some(Outcome::Close(error));
@@ -475,8 +475,8 @@ const CUT: Refused = (rep::ERR_INVALID, "the option is shorter than its fields")
 const NOT_AS_LONG: Refused = (rep::ERR_INVALID, "the option is not as long as its fields");
 const UNKNOWN_EXPORT: Refused = (rep::ERR_UNKNOWN, "this server has no export of that name");
 
-/// Data of INFO and GO. Unknown information requests are ignored, as the document requires, and
-/// repeated ones are accepted.
+/// Data of INFO and GO. Unknown information requests are ignored, as the specification requires,
+/// and repeated ones are accepted.
 struct InfoRequest<'a> {
     name: &'a str,
     wants_name: bool,
@@ -508,10 +508,10 @@ fn name<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Refused> {
     if name.len() > STRING_MAX {
         return Err((rep::ERR_TOO_BIG, "the name is longer than 4096 bytes"));
     }
-    string(name).ok_or((rep::ERR_INVALID, "the name is not UTF-8 or has a NUL"))
+    string(name).ok_or((rep::ERR_INVALID, "the name is not UTF-8 or contains a NUL"))
 }
 
-/// Checks a string against the document's rules, apart from its length.
+/// Checks a string against the specification's rules, apart from its length.
 fn string(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok().filter(|s| !s.contains('\0'))
 }

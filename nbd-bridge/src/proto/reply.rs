@@ -1,9 +1,9 @@
-//! Heads of replies.
+//! Headers of replies.
 //!
-//! The data of a read is sent after its head, from where the device put it, without allocation.
-//! [`success`], [`failure`] and [`read_head`] choose between the forms as the NBD document demands:
-//! once structured replies are negotiated, a read is never answered by a simple reply, and errors
-//! are sent as chunks because these can carry the reason.
+//! The data of a read is sent after its header, from where the device put it, without allocation.
+//! [`success`], [`failure`] and [`read_head`] choose between the forms as the NBD specification
+//! requires: once structured replies are negotiated, a read is never answered by a simple reply,
+//! and errors are sent as chunks because these can carry the reason.
 //!
 //! Source: "Simple reply message", "Structured reply chunk message", "Structured reply types".
 
@@ -16,11 +16,11 @@ use super::wire::{
 
 /// Maximum length of an error message; longer ones are truncated.
 const MESSAGE_MAX: usize = 100;
-/// Size that fits any head: an error chunk with its code, the length of its message, and the
+/// Size that fits any header: an error chunk with its code, the length of its message, and the
 /// message.
 pub const ROOM: usize = ExtendedChunkHeader::LEN + 4 + 2 + MESSAGE_MAX;
 
-/// Form of the replies of a connection.
+/// Form of a connection's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Simple replies only.
@@ -32,7 +32,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Length of the head of a request on connections of this form.
+    /// Length of request headers on connections of this form.
     pub const fn request_len(self) -> usize {
         match self {
             Self::Extended => ExtendedRequest::LEN,
@@ -60,7 +60,7 @@ struct Chunk {
     len: u32,
 }
 
-/// An encoded head, ready to be sent.
+/// An encoded header, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     bytes: [u8; ROOM],
@@ -104,7 +104,7 @@ impl Head {
 }
 
 /// Reply to a successful request without data: write, flush, trim, cache, write zeroes. It is a
-/// simple reply unless heads are extended: both other forms allow it here, and it is the shortest.
+/// simple reply unless headers are extended: both other forms allow it, and it is shortest.
 pub fn success(of: Answered) -> Head {
     match of.form {
         Form::Extended => {
@@ -132,7 +132,7 @@ pub const fn extent_len(form: Form) -> usize {
     if matches!(form, Form::Extended) { 16 } else { 8 }
 }
 
-/// Head before `count` extents of `base:allocation`.
+/// Header before `count` extents of `base:allocation`.
 pub fn status_head(of: Answered, count: u32) -> Head {
     let context = base_allocation::ID.to_be_bytes();
     let extents = count * extent_len(of.form) as u32;
@@ -144,7 +144,7 @@ pub fn status_head(of: Answered, count: u32) -> Head {
     Head::chunk(of, chunk, [&context, &[], &[]])
 }
 
-/// Head before the `len` bytes at `offset` of a successful read: a data chunk, which may be the
+/// Header before the `len` bytes at `offset` of a successful read: a data chunk, which may be the
 /// `last` one, or a simple reply, which precedes only the first bytes.
 pub fn read_head(of: Answered, offset: u64, len: u32, last: bool) -> Head {
     if of.form == Form::Simple {

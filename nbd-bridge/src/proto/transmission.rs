@@ -9,7 +9,7 @@
 //! connection code.
 //!
 //! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
-//! constraints" of the NBD document.
+//! constraints" of the NBD specification.
 
 use super::export_info::ExportInfo;
 use super::wire::{
@@ -96,11 +96,11 @@ pub struct Refusal {
 pub struct Terms {
     /// Reads and errors are answered with structured chunks.
     pub structured_replies: bool,
-    /// The client knows the block sizes and must respect them.
+    /// The client was told the block sizes and must respect them.
     pub keeps_blocks: bool,
     /// The client selected the context `base:allocation`.
     pub block_status: bool,
-    /// Requests and replies have extended heads, with 64-bit lengths. Implies structured replies.
+    /// Requests and replies have extended headers, with 64-bit lengths. Implies structured replies.
     pub extended: bool,
 }
 
@@ -134,12 +134,12 @@ impl Rules {
         self.terms.structured_replies
     }
 
-    /// Whether requests and replies have extended heads.
+    /// Whether requests and replies have extended headers.
     pub fn extended(&self) -> bool {
         self.terms.extended
     }
 
-    /// Returns the block size of the device.
+    /// Returns the device's block size.
     pub(crate) fn min_block(&self) -> u32 {
         self.min_block
     }
@@ -242,7 +242,7 @@ impl Rules {
         let (op, own_flags, needs) = match command {
             cmd::READ => (Op::Read, cmd_flags::DF, tf::HAS_FLAGS),
             cmd::WRITE => {
-                // With extended heads, clients must set this flag.
+                // With extended headers, clients must set this flag.
                 let own = if self.terms.extended { cmd_flags::PAYLOAD_LEN } else { 0 };
                 (Op::Write, own, tf::HAS_FLAGS)
             }
@@ -264,7 +264,7 @@ impl Rules {
         Ok(Command { op, own_flags, needs })
     }
 
-    /// Returns the flags that a command may have. FUA is allowed with every command once it is
+    /// Returns the flags that a command may contain. FUA is allowed with every command once it is
     /// offered; other flags only with their own command.
     fn allowed_flags(&self, own_flags: u16) -> u16 {
         let mut allowed = own_flags;

@@ -1,9 +1,9 @@
-//! The numbers of the NBD protocol that are used here, and its fixed-size heads.
+//! The NBD protocol constants used here, and the protocol's fixed-size headers.
 //!
-//! Constants are grouped by their field, as the "Values" part of the NBD document
-//! does. All integers on the wire are big-endian. A head is a plain struct with `LEN`, `encode`
-//! to an array and `decode` from a slice; decoding reads exactly `LEN` bytes, never panics, and
-//! validates nothing but length and magic.
+//! Constants are grouped by field, as in the "Values" section of the NBD specification. All
+//! integers on the wire are big-endian. A header is a plain struct with `LEN`, `encode` to an array
+//! and `decode` from a slice; decoding reads exactly `LEN` bytes, never panics, and validates
+//! nothing but length and magic.
 
 /// Maximum length of a string (name, description, message) in bytes ("Conventions").
 pub const STRING_MAX: usize = 4096;
@@ -20,21 +20,21 @@ pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// Magic numbers.
 pub mod magic {
-    /// `NBDMAGIC`, the first bytes of the server.
+    /// `NBDMAGIC`, the first bytes that the server sends.
     pub const INIT: u64 = 0x4e42_444d_4147_4943;
-    /// `IHAVEOPT`, the second item that the server sends and the head of every option.
+    /// `IHAVEOPT`, the second item that the server sends and the start of every option.
     pub const OPTION: u64 = 0x4948_4156_454f_5054;
-    /// Head of every option reply.
+    /// Header of every option reply.
     pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-    /// Head of a request.
+    /// Header of a request.
     pub const REQUEST: u32 = 0x2560_9513;
-    /// Head of a simple reply.
+    /// Header of a simple reply.
     pub const SIMPLE_REPLY: u32 = 0x6744_6698;
-    /// Head of a structured reply chunk.
+    /// Header of a structured reply chunk.
     pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
-    /// Extended head of a request.
+    /// Extended header of a request.
     pub const EXTENDED_REQUEST: u32 = 0x21e4_1c71;
-    /// Extended head of a reply chunk.
+    /// Extended header of a reply chunk.
     pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
 }
 
@@ -182,7 +182,7 @@ pub mod cmd_flags {
     pub const REQ_ONE: u16 = 1 << 3;
     /// `NBD_CMD_FLAG_FAST_ZERO`.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: with extended heads, the length is that of a payload.
+    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: with extended headers, the length is that of a payload.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -220,7 +220,7 @@ pub mod reply_type {
     pub const ERROR: u16 = (1 << 15) + 1;
 }
 
-/// The errors a reply may carry ("Error values").
+/// Errors that a reply may contain ("Error values").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum NbdError {
@@ -243,7 +243,7 @@ pub enum NbdError {
 }
 
 impl NbdError {
-    /// Every error, in the order of their codes.
+    /// All errors, in the order of their codes.
     pub const ALL: [Self; 8] = [
         Self::Perm,
         Self::Io,
@@ -260,26 +260,26 @@ impl NbdError {
         self as u32
     }
 
-    /// Returns the error for a code on the wire; None for 0 and for codes that the document does
-    /// not list.
+    /// Returns the error for a code on the wire; None for 0 and for codes that the specification
+    /// does not list.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|e| e.code() == code)
     }
 }
 
-/// Reason why a head could not be decoded.
+/// Reason why a header could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Fewer bytes than the length of the head.
+    /// Fewer bytes than the length of the header.
     #[error("{have} bytes where {need} are needed")]
     Short {
-        /// Length of the head.
+        /// Length of the header.
         need: usize,
         /// Length of the slice.
         have: usize,
     },
-    /// The head does not start with its magic; the stream is out of sync and must be closed.
-    #[error("magic {0:#x} is not the one of this head")]
+    /// The header does not start with its magic; the stream is out of sync and must be closed.
+    #[error("magic {0:#x} does not match this header")]
     Magic(u64),
 }
 
@@ -296,7 +296,7 @@ pub(crate) fn clip(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }
 
-/// Splits `N` bytes off the front. The heads below are decoded with it field by field.
+/// Splits `N` bytes off the front. The headers below are decoded with it field by field.
 pub(crate) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (head, rest) = bytes.split_first_chunk::<N>()?;
     *bytes = rest;
@@ -317,7 +317,7 @@ fn join<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
     out
 }
 
-/// Defines a head: its fields in wire order, after an optional magic.
+/// Defines a header: its fields in wire order, after an optional magic.
 macro_rules! head {
     ($(#[$doc:meta])* $name:ident, $len:literal, $magic:path as $magic_ty:ty,
      { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* }) => {
@@ -329,12 +329,12 @@ macro_rules! head {
             /// Length on the wire.
             pub const LEN: usize = $len;
 
-            /// Encodes the head.
+            /// Encodes the header.
             pub fn encode(&self) -> [u8; $len] {
                 join(&[&$magic.to_be_bytes(), $(&self.$field.to_be_bytes(),)*])
             }
 
-            /// Decodes the head from the first `LEN` bytes.
+            /// Decodes the header from the first `LEN` bytes.
             ///
             /// # Errors
             /// Too few bytes, or a different magic.
@@ -364,9 +364,9 @@ head! {
 }
 
 head! {
-    /// Head of an option; `len` bytes of data follow.
+    /// Header of an option; `len` bytes of data follow.
     OptionHeader, 16, magic::OPTION as u64, {
-        /// One of [`opt`], or anything.
+        /// One of [`opt`], or any other value.
         option: u32,
         /// Bytes of data.
         len: u32,
@@ -374,7 +374,7 @@ head! {
 }
 
 head! {
-    /// Head of an option reply; `len` bytes of data follow.
+    /// Header of an option reply; `len` bytes of data follow.
     OptionReplyHeader, 20, magic::OPTION_REPLY as u64, {
         /// The option being answered.
         option: u32,
@@ -386,15 +386,15 @@ head! {
 }
 
 head! {
-    /// Head of a request; after it, a write has `len` bytes of data.
+    /// Header of a request; after it, a write has `len` bytes of data.
     RequestHeader, 28, magic::REQUEST as u32, {
         /// [`cmd_flags`].
         flags: u16,
-        /// One of [`cmd`], or anything.
+        /// One of [`cmd`], or any other value.
         command: u16,
         /// Chosen by the client, returned in every reply.
         cookie: u64,
-        /// First byte on the export.
+        /// First byte in the export.
         offset: u64,
         /// Length in bytes.
         len: u32,
@@ -402,15 +402,15 @@ head! {
 }
 
 head! {
-    /// Extended head of a request; after it, a write has `len` bytes of data.
+    /// Extended header of a request; after it, a write has `len` bytes of data.
     ExtendedRequest, 32, magic::EXTENDED_REQUEST as u32, {
         /// [`cmd_flags`].
         flags: u16,
-        /// One of [`cmd`], or anything.
+        /// One of [`cmd`], or any other value.
         command: u16,
         /// Chosen by the client, returned in every reply.
         cookie: u64,
-        /// First byte on the export.
+        /// First byte in the export.
         offset: u64,
         /// Length in bytes.
         len: u64,
@@ -435,7 +435,7 @@ head! {
 }
 
 head! {
-    /// Head of a structured reply chunk; `len` bytes of payload follow.
+    /// Header of a structured reply chunk; `len` bytes of payload follow.
     ChunkHeader, 20, magic::STRUCTURED_REPLY as u32, {
         /// [`reply_flags`].
         flags: u16,
@@ -449,7 +449,7 @@ head! {
 }
 
 head! {
-    /// Extended head of a reply chunk; `len` bytes of payload follow.
+    /// Extended header of a reply chunk; `len` bytes of payload follow.
     ExtendedChunkHeader, 32, magic::EXTENDED_REPLY as u32, {
         /// [`reply_flags`].
         flags: u16,

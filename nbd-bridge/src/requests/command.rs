@@ -40,7 +40,7 @@ impl Command {
         Self { cookie, op, io, flags, first_extent_only: one, one_chunk, offset, len, asked, cut }
     }
 
-    /// Creates the command of a request that only gets an error reply.
+    /// Creates the command of a request that only receives an error reply.
     pub(crate) const fn refused(cookie: u64, offset: u64) -> Self {
         Self {
             cookie,
@@ -94,7 +94,7 @@ impl Command {
         self.offset
     }
 
-    /// Number of requested bytes; for a block status, those that the device is asked about.
+    /// Number of requested bytes; for a block status, the number that the device is queried about.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }

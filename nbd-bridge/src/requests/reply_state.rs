@@ -10,7 +10,7 @@ use crate::status::{nbd_error, reason};
 pub(crate) enum Late {
     /// Within the limit.
     No,
-    /// Overdue; the client gets an error once the payload has been received.
+    /// Overdue; the client is sent an error once the payload has been received.
     Noted,
     /// The error reply is on its way to the client, while the device still works on the request.
     GivenUp,

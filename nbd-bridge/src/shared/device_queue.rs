@@ -15,7 +15,7 @@ pub(crate) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Creates the queue of a shard with this number of rows.
+    /// Creates the queue of a shard with `rows` rows.
     pub(super) fn new(device: Box<dyn BlockDevice>, rows: usize) -> Self {
         Self { device, backlog: VecDeque::with_capacity(rows) }
     }
@@ -47,10 +47,10 @@ impl DeviceQueue {
         self.backlog.retain(|row| *row != index);
     }
 
-    /// Submits the ready bytes of a row, behind rows that already wait.
+    /// Submits a row's ready bytes, behind rows that are already waiting.
     pub(super) fn submit_in_order(&mut self, index: u32, row: &mut NbdRow) {
         if row.progress.all_handed() {
-            // A change within blocks may end before its turn in the backlog would come.
+            // A change to part of a block may end before its turn in the backlog comes.
             return;
         }
         if !self.backlog.is_empty() || !self.submit(index, row) {
@@ -75,7 +75,7 @@ impl DeviceQueue {
         any
     }
 
-    /// Submits the ready bytes of a row. Returns false when the device queue is full.
+    /// Submits a row's ready bytes. Returns false when the device queue is full.
     fn submit(&mut self, index: u32, row: &mut NbdRow) -> bool {
         let Some(op) = row.command.io() else { return true };
         let io_max = io_max(self.device.geometry(), op);

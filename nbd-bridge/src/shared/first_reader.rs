@@ -1,11 +1,11 @@
-//! Precedence of a connection that waits for memory for a read.
+//! Precedence of a connection whose read waits for memory.
 
 /// Precedence of one connection over larger reads of others.
 #[derive(Debug, Default)]
 pub(crate) struct FirstReader {
     /// Connection whose read waits for memory.
     slot: Option<usize>,
-    /// Whether other clients are not reading their replies meanwhile.
+    /// Whether other clients are not reading their replies in the meantime.
     pub(crate) beside_unread: bool,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! If the device supports partial writes, a fragment is one such write, which undoes no concurrent
 //! change to the block, not even one by another user of the device. Otherwise the block is read,
-//! modified and written back. In both cases the fragment takes turns with other changes to the
+//! modified and written back. In both cases the fragment is serialized with other changes to the
 //! block, using the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop
 //! supporting partial writes.
 //!
@@ -131,7 +131,7 @@ impl Shared {
         taken
     }
 
-    /// Handles the end of a fragment's IO.
+    /// Handles the completion of a fragment's IO.
     pub(super) fn on_fragment(&mut self, index: u32, which: usize, status: IoStatus) {
         let row = self.requests.row(index);
         let ok_so_far = row.reply.status().is_ok();

@@ -14,12 +14,12 @@ pub(super) struct OrphanedWrites {
 }
 
 impl OrphanedWrites {
-    /// Creates the view of a shard with this number of rows.
+    /// Creates the view of a shard with `rows` rows.
     pub(super) fn new(seat: Seat, rows: usize) -> Self {
         Self { seat, deferred: Vec::with_capacity(rows) }
     }
 
-    /// Row numbers that wait, in order.
+    /// Numbers of the waiting rows, in order.
     pub(super) fn deferred(&self) -> &[u32] {
         &self.deferred
     }

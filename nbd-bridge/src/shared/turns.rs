@@ -13,7 +13,7 @@ use crate::requests::{NbdRow, Requests};
 /// Maximum number of open fragments of a shard. Beyond it, requests with fragments wait.
 const FRAGMENTS_MAX: usize = 128;
 
-/// Decision on the ready bytes of a row.
+/// Decision on a row's ready bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// The bytes overlap no entry and may be submitted.
@@ -35,7 +35,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Creates the turns of a shard with this number of rows.
+    /// Creates the turns of a shard with `rows` rows.
     pub(super) fn new(seat: Seat, rows: usize) -> Self {
         Self { seat, open: 0, waiting: Vec::with_capacity(rows) }
     }
@@ -100,7 +100,7 @@ impl Turns {
         true
     }
 
-    /// Queues the ready bytes of a row if they overlap ranges that must take turns.
+    /// Queues a row's ready bytes if they overlap ranges that must take turns.
     pub(super) fn queue(&mut self, index: u32, row: &mut NbdRow) -> Turn {
         let key = self.key(index, Piece::Queued);
         let ranges = &self.seat.group.ranges;
@@ -130,7 +130,7 @@ impl Turns {
         }
     }
 
-    /// Ends the wait of fragments for a row that has no IO left in the device.
+    /// Ends the wait of fragments for a row that has no IO left at the device.
     pub(super) fn end_running(&self, index: u32, row: &mut NbdRow) {
         let none_left = row.progress.all_handed() || row.overlaps.is_queued();
         if row.overlaps.is_awaited() && row.is_idle() && none_left {

@@ -1,9 +1,9 @@
 //! TLS for NBD clients over TCP (NBD_OPT_STARTTLS), in front of the engine rather than within it.
 //!
-//! A connection whose client uses TLS, or may start it, ends at its own thread. The engine gets the
-//! other end of a pair of unix sockets and is not aware of TLS. The thread first relays the option
-//! negotiation (`negotiate.rs`), then performs the TLS handshake, and finally moves bytes
-//! (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
+//! A connection whose client uses TLS, or may start it, is terminated by a thread of its own. The
+//! engine is given the other end of a pair of unix sockets and is not aware of TLS. The thread
+//! first relays the option negotiation (`negotiate.rs`), then performs the TLS handshake, and
+//! finally moves bytes (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
 //!
 //! The engine may serve a client that reconnects only when it knows that the client's earlier
 //! connections have ended (`group`). The engine checks its own sockets for that, which here are not
@@ -40,7 +40,7 @@ use pipe::{Pipe, Wire};
 pub const RELAYS_MAX: usize = 128;
 /// Timeout of the TLS handshake. The engine enforces the timeout of the whole negotiation.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time and number of bytes for which a refused client is still read.
+/// Limits, in time and bytes, for reading from a refused client.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
 /// Time for which loaded certificate files are used for new connections without being reread.
@@ -139,7 +139,7 @@ pub struct Relays {
     times: (Duration, Duration),
     open: Mutex<Open>,
     loaded: Mutex<Loaded>,
-    /// Rate limits on log lines that clients can cause, by source and kind.
+    /// Rate limits for log lines that clients can trigger, by source and kind.
     lines: Mutex<LogLimits<(IpAddr, &'static str)>>,
 }
 
@@ -398,8 +398,8 @@ fn shake_hands(
     Ok(conn)
 }
 
-/// Waits a moment for the client to receive the alert and close. If unread data were pending when
-/// we close, the system would drop the alert.
+/// Waits briefly for the client to receive the alert and close. If unread data were pending when we
+/// close, the system would drop the alert.
 fn linger(client: &TcpStream) {
     // Fails if the client has already disconnected.
     let _ = client.shutdown(Shutdown::Write);

@@ -6,7 +6,7 @@
 //! before STARTTLS. It reads exactly the bytes of each option: plain text that a client or an
 //! attacker sends after STARTTLS is left for TLS, which refuses it.
 //!
-//! Source: "Handshake", "TLS support" and "Option types" of the NBD document.
+//! Source: "Handshake", "TLS support" and "Option types" of the NBD specification.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -41,7 +41,7 @@ pub(super) enum Stop {
     Io(io::Error),
     /// The client violated the protocol.
     Protocol(&'static str),
-    /// The client requested an export without TLS, by an option that has no error reply.
+    /// The client requested an export without TLS, using an option that has no error reply.
     Plain,
 }
 
@@ -111,7 +111,7 @@ impl Negotiation {
         loop {
             let mut head = [0; OptionHeader::LEN];
             client.read_exact(&mut head)?;
-            let wrong = |_| Stop::Protocol("wrong magic at the head of an option");
+            let wrong = |_| Stop::Protocol("wrong magic in an option header");
             let OptionHeader { option, len } = OptionHeader::decode(&head).map_err(wrong)?;
             if option == opt::ABORT {
                 // Data of an ABORT is to be ignored.

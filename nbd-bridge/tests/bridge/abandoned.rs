@@ -1,4 +1,4 @@
-//! Tests of requests that the device gives up on: their clients get an error immediately, and
+//! Tests of requests that the device gives up on: their clients receive an error immediately, and
 //! whatever the device still does with the requests is harmless.
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -188,7 +188,7 @@ fn a_client_closing_around_an_error_reply_leaves_nothing() {
 #[test]
 fn an_overdue_write_is_answered_once_its_payload_arrived() {
     let (mut two, mut client) = held(config());
-    // The write is longer than a buffer, so the device gets its beginning before the rest arrives.
+    // The write is longer than a buffer, so the device receives its start before the rest arrives.
     let data = vec![7; 1 << 20];
     let mut bytes = crate::client::request(crate::client::WRITE, 0, 1, 0, 1 << 20);
     bytes.extend(&data);

@@ -46,7 +46,7 @@ pub(crate) fn go(name: &str) -> Vec<u8> {
     option(7, &data)
 }
 
-/// Same as [`go`], for a client that asks for the block sizes.
+/// Same as [`go`], for a client that requests the block sizes.
 pub(crate) fn go_asking(name: &str) -> Vec<u8> {
     let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
     data.extend(name.as_bytes());
@@ -107,7 +107,7 @@ impl Client {
         knows.then(|| Self::past_handshake(stream, true))
     }
 
-    /// Returns length and flags of the extents of a range, or the error.
+    /// Returns the lengths and flags of a range's extents, or the error.
     pub(crate) fn status(&mut self, flags: u16, at: u64, len: u32) -> Result<Vec<(u32, u32)>, u32> {
         self.send(STATUS, flags, 5, at, len);
         let mut magic = [0; 4];
@@ -135,7 +135,7 @@ impl Client {
         Self::past_handshake(stream, true)
     }
 
-    /// Sends a request with an extended head and returns type and payload of the reply.
+    /// Sends a request with an extended header and returns type and payload of the reply.
     pub(crate) fn ask(
         &mut self,
         command: u16,

@@ -1,7 +1,7 @@
 //! A block device in memory with switches: slow, out of order, failing, with a short queue, held.
 //!
 //! Bytes move when an IO completes, not when it is submitted, so a buffer that is reused too early
-//! shows as wrong data.
+//! shows up as wrong data.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -76,7 +76,7 @@ pub(crate) struct TestDevice {
 
 impl TestDevice {
     pub(crate) fn new(geometry: Geometry, switches: Arc<Switches>) -> Self {
-        // Beyond the first 64 MiB, a huge device has only zeroes.
+        // Beyond the first 64 MiB, a huge device contains only zeroes.
         let real = if geometry.size > 1 << 30 { 64 << 20 } else { geometry.size };
         switches.disk.lock().unwrap().resize(usize::try_from(real).unwrap(), 0);
         let (queue, done, given_up) = (VecDeque::new(), VecDeque::new(), VecDeque::new());

@@ -478,8 +478,8 @@ fn a_partially_received_write_blocks_only_what_it_reached() {
     two.end();
 }
 
-/// Nothing is received from a client whose requests wait for room. Connections that are older than
-/// its end request no round, so its end must still be noticed.
+/// Nothing is received from a client whose requests wait for room. Connections that predate the
+/// client's disconnection request no round, so that must still be noticed.
 fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
     let requests_max = if for_rows { 4 } else { config().requests_max };
     let mut two = Two::with(BridgeConfig { requests_max, ..config() });

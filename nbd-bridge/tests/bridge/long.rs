@@ -11,7 +11,7 @@ use crate::fixture::{Fixture, config, geometry};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 64 * MIB;
-/// Bytes that are read before the client gets the first byte.
+/// Bytes that are read before the client receives the first byte.
 const PIECE: usize = 32 * MIB;
 const DF: u16 = 4;
 const EIO: u32 = 5;

@@ -452,7 +452,7 @@ export! {
     }
 }
 
-/// Fails if the number of results that a program has room for is out of range.
+/// Fails if the number of results for which the program has room is out of range.
 fn check_count(number: u32) -> Result<usize, Failure> {
     if (1..=COUNT_MAX).contains(&number) {
         return Ok(number as usize);

@@ -91,7 +91,7 @@ pub(crate) fn message() -> *const c_char {
 /// Stores the message of a failure. Returns the result of its call.
 fn fail(failure: &Failure) -> c_int {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    // While the thread is ending, nothing asks for its messages.
+    // While the thread is ending, nothing reads its messages.
     let _ = MESSAGE.try_with(|message| message.replace(text));
     -failure.errno
 }

@@ -24,7 +24,7 @@ pub(crate) mod flag {
 /// Flag of a completion: the failed request certainly had no effect.
 pub(crate) const NO_EFFECT: u32 = 1;
 
-/// Structure without padding that a call writes to memory of the program, in the size that the
+/// Structure without padding that a call writes to the program's memory, in the size that the
 /// program passes.
 pub(crate) trait Growing: Copy {
     /// Size in bytes of the structure's first version.

@@ -1,9 +1,9 @@
 //! `librtrs.so.0`: the crate `rtrs` for C programs, declared in `include/rtrs.h`.
 //!
-//! `abi` has the exported functions. Each runs within `entry`, which stores the message of a
+//! `abi` contains the exported functions. Each runs within `entry`, which stores the message of a
 //! failure and catches panics; after a panic, all calls on the volume fail. Handles point to a
 //! `volume` or `queue`; `log` passes log messages to the program. Unsafe code is confined to `abi`,
-//! to `pointer`, which checks and reads pointers of the program, and to `memory`, which holds the
+//! to `pointer`, which checks and reads the program's pointers, and to `memory`, which holds the
 //! memory of requests.
 //!
 //! # Rules of the ABI

@@ -1,4 +1,4 @@
-//! Passes log messages to a function of the program.
+//! Passes log messages to one of the program's functions.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int};
@@ -23,7 +23,7 @@ struct Receiver {
 }
 
 static RECEIVER: RwLock<Option<Receiver>> = RwLock::new(None);
-/// Highest level that the receiver gets; 0 without one.
+/// Highest level passed to the receiver; 0 if there is none.
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {
@@ -58,7 +58,7 @@ pub(crate) fn set(
     if is_inside() {
         return Err(Failure::new(libc::EBUSY, "a log function cannot replace log functions"));
     }
-    // Whether this library's subscriber is that of the process.
+    // Whether this library's subscriber is the process's subscriber.
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     if function.is_some()
         && !INSTALLED.get_or_init(|| tracing::subscriber::set_global_default(Bridge).is_ok())

@@ -1,8 +1,7 @@
-//! Memory of requests, which belongs to the program.
+//! Request memory, which the program owns.
 //!
-//! A request uses the memory in place. The engine may need the memory for a moment after the
-//! request has ended, such as for a send on a path that has failed: [`Hold`] tracks when the last
-//! use ends.
+//! A request uses the memory in place. The engine may need the memory briefly after the request has
+//! ended, for example for a send on a path that has failed: [`Hold`] tracks when the last use ends.
 
 use std::any::Any;
 use std::ops::Range;
@@ -25,11 +24,11 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Checks the address and length of memory.
+    /// Checks the address and length of a block of memory.
     ///
     /// # Safety
-    /// The program follows the rules of the header: the memory stays mapped until it has the
-    /// completion, and nothing but the request changes it.
+    /// The program follows the rules of the header: the memory stays mapped until the program has
+    /// received the completion, and nothing but the request changes it.
     pub(crate) unsafe fn new(base: *mut u8, len: usize) -> Result<Self, Failure> {
         let Some(base) = NonNull::new(base) else {
             return Err(Failure::invalid("the address of the buffer is NULL"));
@@ -53,8 +52,8 @@ impl Span {
     /// Wraps the memory for registration. `owner` is dropped after the last use.
     pub(crate) fn memory(self, owner: impl Any + Send + Sync) -> Memory {
         // SAFETY: by the rules of the header, the memory stays mapped until its registration has
-        // ended or the volume was freed. By then, the last request that used it has ended, and any
-        // other holder of the region, such as a cache of regions, neither reads nor writes the
+        // ended or the volume has been freed. By then, the last request that used it has ended, and
+        // any other holder of the region, such as a cache of regions, neither reads nor writes the
         // memory.
         unsafe { Region::foreign(self.base, self.len, owner) }.into()
     }
@@ -63,8 +62,8 @@ impl Span {
     pub(crate) fn buffer(self, hold: &Arc<Hold>) -> Buffer {
         let owner = Piece::new(hold);
         // SAFETY: by the rules of `new`, the memory is mapped until the completion, which is
-        // returned only after the hold has ended, that is, after `owner` was dropped. Nothing here
-        // borrows the buffer as a slice.
+        // returned only after the hold has ended, that is, once `owner` has been dropped. Nothing
+        // here borrows the buffer as a slice.
         unsafe { OwnedBytes::foreign(self.base, self.len, owner) }.into()
     }
 
@@ -81,7 +80,7 @@ impl Span {
     }
 }
 
-/// Use of a request's memory by the engine.
+/// The engine's use of a request's memory.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Pieces of memory that are in use.
@@ -101,7 +100,7 @@ impl Hold {
         }
     }
 
-    /// Begins the next request. The memory of the previous request must not be in use anymore.
+    /// Begins the next request. The memory of the previous request must no longer be in use.
     pub(crate) fn begin(&self) {
         self.is_awaited.store(false, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! Queues: requests with memory of the program, and their completions.
+//! Queues: requests that use the program's memory, and their completions.
 //!
 //! A request has a slot from its submission until its completion is returned. A completion whose
 //! memory is still in use is *late*: it waits until that use ends.
@@ -115,7 +115,7 @@ impl CQueue {
     }
 
     /// Fails unless offset and length are multiples of the logical block size, the length is not 0,
-    /// and the end of the range fits 64 bits.
+    /// and the end of the range fits in 64 bits.
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<(), Failure> {
         let block = self.block;
         for (name, value) in [("offset", offset), ("length", len)] {

@@ -21,7 +21,7 @@ struct Entry {
     memory: Option<Memory>,
     /// Set when requests no longer use the registration.
     is_leaving: bool,
-    /// Set when nothing in the library has the memory.
+    /// Set when nothing in the library holds the memory.
     is_released: Arc<AtomicBool>,
 }
 
@@ -99,7 +99,7 @@ impl Registry {
     }
 
     /// Forgets released memory. Returns the number of pieces within these addresses that the
-    /// library still has.
+    /// library still holds.
     pub(crate) fn unreleased(&self, within: &Range<usize>) -> usize {
         let mut entries = self.write();
         entries.retain(|one| one.memory.is_some() || !one.is_released.load(Ordering::SeqCst));

@@ -74,7 +74,7 @@ impl CVolume {
         self.with(|volume| Ok((&volume.stats()?).into()))
     }
 
-    /// Registers memory of the program with the volume.
+    /// Registers the program's memory with the volume.
     pub(crate) fn register(&self, span: Span) -> Result<(), Failure> {
         if span.len() == 0 {
             return Err(Failure::invalid("memory of 0 bytes cannot be registered"));
@@ -154,7 +154,7 @@ impl CVolume {
     }
 }
 
-/// Waits until nothing holds memory of the program; `held` returns the number of pieces.
+/// Waits until nothing holds any of the program's memory; `held` returns the number of pieces.
 fn await_release(what: &str, held: impl Fn() -> usize) -> Result<(), Failure> {
     let begin = Instant::now();
     loop {

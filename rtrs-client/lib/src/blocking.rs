@@ -6,7 +6,7 @@ use crate::queue::{Queue, outcome};
 use crate::request::{Extent, Request};
 
 /// Blocking calls. Each request of a call is limited to the time set with [`Queue::set_wait_max`].
-/// Completions of submitted requests that arrive meanwhile are left to [`Queue::poll`].
+/// Completions of submitted requests that arrive in the meantime are left to [`Queue::poll`].
 impl Queue {
     /// Fills `bytes` from the volume. Offset and length are multiples of the logical block size.
     /// More than [`Queue::io_max`] bytes are read in several requests, one after the other.

@@ -8,8 +8,8 @@ use rtrs_core::mem::{OwnedBytes, SharedBytes};
 /// Memory of a request: bytes of fixed length, used as a slice.
 ///
 /// A [`Request`](crate::Request) takes its buffers, and the [`Completion`](crate::Completion)
-/// returns them, so no byte changes unexpectedly. If the library still needs the memory then, such
-/// as for a send on a path that has failed, the completion holds a copy.
+/// returns them, so no byte changes unexpectedly. If the library still needs the memory then, for
+/// example for a send on a path that has failed, the completion holds a copy.
 ///
 /// ```
 /// let mut buffer = rtrs::Buffer::zeroed(4096);

@@ -1,4 +1,4 @@
-//! Settings of a volume, and its opening.
+//! A volume's settings, and how it is opened.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::queue::Queue;
 use crate::volume::Volume;
 
-/// Defaults of the options that a session does not have.
+/// Defaults for the options that a session does not have.
 const OPTIONS: EmbedOptions =
     EmbedOptions { queues: 1, queue_depth: 128, io_max: 1 << 20, retry_for: Duration::ZERO };
 
@@ -76,7 +76,7 @@ impl Builder {
         self.set("path", portal)
     }
 
-    /// Sets a setting of a session, by its name in the settings reference: any but `log` and
+    /// Sets a session setting, by its name in the settings reference: any but `log` and
     /// `log-format`. Repeating `path` or `server-key` adds a value; for others, the last value
     /// counts.
     #[must_use]
@@ -104,8 +104,8 @@ impl Builder {
         self.set("queue-depth", requests.to_string())
     }
 
-    /// Sets the maximum number of bytes of a read or write, 4 KiB to 32 MiB in steps of 4 KiB;
-    /// 1 MiB by default.
+    /// Sets the maximum number of bytes in a read or write, 4 KiB to 32 MiB in steps of 4 KiB; 1
+    /// MiB by default.
     #[must_use]
     pub fn io_max(self, bytes: u32) -> Self {
         self.set("io-max", bytes.to_string())

@@ -100,7 +100,7 @@ impl IoError {
         if status.is_ok() { Ok(()) } else { Err(Self(status)) }
     }
 
-    /// Returns the positive errno of Linux, such as 5 (EIO) or 28 (ENOSPC).
+    /// Returns the positive Linux errno, such as 5 (EIO) or 28 (ENOSPC).
     #[must_use]
     pub fn errno(self) -> i32 {
         self.0.to_errno().into()

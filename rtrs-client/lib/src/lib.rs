@@ -1,9 +1,9 @@
-//! Network block devices within a program: a volume of `rtrs-server`, or of the `rnbd-server`
-//! module of Linux, over one or more paths, without NBD and without a kernel device.
+//! Network block devices within a program: a volume served by `rtrs-server` or by Linux's
+//! `rnbd-server` module, over one or more paths, without NBD and without a kernel device.
 //!
 //! A [`Builder`] opens a [`Volume`] and its [`Queue`]s. Each queue belongs to an IO thread of the
 //! library; these threads handle connections, heartbeats, retries over other paths and fences, so a
-//! program may compute for as long as it likes. The engine and its settings are those of
+//! program may spend as long as it likes on its own work. The engine and its settings are those of
 //! `rtrs-client attach`.
 //!
 //! ```no_run
@@ -28,7 +28,7 @@
 //!
 //! # Memory
 //! A request owns its memory, a [`Buffer`], until the request completes. Buffers are made from
-//! vectors without a copy. Over TCP and TLS data is sent from them and received into them; over
+//! vectors without copying. Over TCP and TLS data is sent from them and received into them; over
 //! RDMA it is copied through registered memory, `queue-depth` times `io-max` bytes for each queue.
 //! [`Memory`] that is registered with the volume is used in place over RDMA too.
 //!
@@ -38,7 +38,7 @@
 //! changes nothing in the parent. The library installs no signal handler and logs through `tracing`
 //! only if the program has a subscriber.
 //!
-//! # Errors of requests
+//! # Request errors
 //! A failed request has an [`IoError`] in its completion. What happens while no path is connected,
 //! and when a server does not answer, depends on the settings `no-path` and `io-timeout`.
 

@@ -55,7 +55,7 @@ impl Memory {
         self.0.is_empty()
     }
 
-    /// Returns a part of the memory; None if the range is not inside the memory.
+    /// Returns a part of the memory; None if the range is not within it.
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Option<Part> {
         let len = range.end.checked_sub(range.start)?;

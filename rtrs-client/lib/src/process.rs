@@ -1,4 +1,4 @@
-//! Process that has opened a volume.
+//! The process that opened a volume.
 
 use crate::error::{Error, ErrorKind};
 

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, IoError};
 use crate::process::Process;
 use crate::request::{Completion, InFlight, PIECES_MAX, Request};
 
-/// Default of the limit that [`Queue::set_wait_max`] sets.
+/// Default for the limit set by [`Queue::set_wait_max`].
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// Minimum of [`Queue::io_max`].
@@ -228,7 +228,7 @@ impl Queue {
     /// there are `min` completions, nothing is in flight, or `timeout` has passed. Does not wait if
     /// `min` is 0.
     ///
-    /// After the end of the session, the remaining requests complete with [`IoError::errno`] 103
+    /// After the session has ended, the remaining requests complete with [`IoError::errno`] 103
     /// (ECONNABORTED).
     ///
     /// # Errors
@@ -293,7 +293,7 @@ impl Queue {
         }
     }
 
-    /// Ends all requests in flight, after the end of the session.
+    /// Completes all requests in flight after the session has ended.
     fn fail_rest(&mut self) {
         for slot in (0..).take(self.inflight.len()) {
             self.end(slot, IoStatus::Aborted);

@@ -11,10 +11,10 @@ use crate::buffer::Buffer;
 use crate::error::IoError;
 use crate::memory::Part;
 
-/// Maximum number of buffers of a request.
+/// Maximum number of buffers in a request.
 pub const PIECES_MAX: usize = rtrs_core::mem::PIECES_MAX;
 
-/// Memory of a request or completion.
+/// Memory held by a request or completion.
 #[derive(Debug)]
 pub(crate) enum Memory {
     None,

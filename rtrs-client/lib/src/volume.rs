@@ -123,7 +123,7 @@ impl From<OpCount> for OpStats {
     }
 }
 
-/// Status and counters of a path.
+/// A path's status and counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathStats {
@@ -135,7 +135,7 @@ pub struct PathStats {
     pub connected: bool,
     /// Number of reconnects.
     pub reconnects: u64,
-    /// Reason for the last end of the path, unless it is connected.
+    /// Reason why the path last failed, unless it is connected.
     pub last_error: Option<String>,
     /// Number of requests sent over the path.
     pub requests: u64,

@@ -199,11 +199,11 @@ class Handle:
         return True
 
     def end_session(self, grace: float) -> int:
-        """Ends the session. Returns the number of requests that have not ended in time."""
+        """Ends the session. Returns the number of requests that did not finish in time."""
         return check(lib.rtrs_close(self._pointer, millis(grace)))
 
     def close(self, grace: float) -> int:
-        """Ends the session and frees the volume. Returns the number of requests that have not ended
+        """Ends the session and frees the volume. Returns the number of requests that did not finish
         in time, or 0 if the volume is closed.
         """
         check_time(grace)

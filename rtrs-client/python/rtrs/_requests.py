@@ -172,7 +172,7 @@ class Limits:
         """Returns the requests that write the bytes of a buffer to an offset."""
         memory = ffi.from_buffer("char[]", data)
         offset, length = self.check(offset, len(memory))
-        # A change of the bytes before the completion would end the path.
+        # A change to the bytes before the completion would close the path.
         flags = _fua(fua) | (0 if _is_constant(data) else lib.RTRS_COPY)
         for at, part in self.parts(offset, length, self.io_max):
             arguments = (memory + (at - offset), part, at, flags)

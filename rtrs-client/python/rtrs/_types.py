@@ -17,7 +17,7 @@ class Geometry:
     block_size: int
     # Block size that the server prefers.
     physical_block_size: int
-    # Maximum length of a read, write, discard and write zeroes request. Longer calls make several.
+    # Maximum length of a read, write, discard and write zeroes request. Longer calls issue several.
     io_max: int
     discard_max: int
     zeroes_max: int
@@ -51,7 +51,7 @@ def geometry(found: Any) -> Geometry:
 
 @dataclass(frozen=True)
 class OpStats:
-    """Counters of an operation: ended requests, bytes of successful requests, failed requests."""
+    """Counters of an operation: finished requests, bytes of successful ones, failed requests."""
 
     count: int
     bytes: int
@@ -68,7 +68,7 @@ class Stats:
     discard: OpStats
     write_zeroes: OpStats
     extents: OpStats
-    # Requests that have not ended.
+    # Requests that have not finished.
     inflight: int
     paths: int
     paths_connected: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SLICE = 0.2
 # Longest range of one request for extents.
 EXTENTS_MAX = 1 << 30
-# Seconds that requests in flight have to finish when a volume is closed.
+# Seconds allowed for requests in flight to finish when a volume is closed.
 GRACE = 10.0
 
 
@@ -95,7 +95,7 @@ class Volume(BaseVolume):
     """Open volume with blocking calls.
 
     Offsets and lengths are multiples of the block size. Several threads can use a volume. Each of
-    their calls takes a queue; with more threads than queues (setting queues), some wait.
+    their calls takes a queue; threads beyond the number of queues (setting queues) wait.
     """
 
     def __init__(self, handle: Handle, wait_max: float):
@@ -149,7 +149,7 @@ class Volume(BaseVolume):
         self._run(self._handle.limits.write(data, offset, fua))
 
     def flush(self) -> None:
-        """Makes durable all writes that have completed before."""
+        """Makes all previously completed writes durable."""
         self._run(_requests.flush())
 
     def discard(self, offset: int, length: int, *, fua: bool = False) -> None:
@@ -208,7 +208,7 @@ class Volume(BaseVolume):
             if error is not None:
                 raise error
         finally:
-            # The traceback has this frame, which would keep the volume and the buffer alive.
+            # The traceback references this frame, which would keep the volume and the buffer alive.
             del error
 
 

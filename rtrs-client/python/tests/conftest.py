@@ -18,7 +18,7 @@ os.environ.setdefault("RTRS_LIBRARY", str(PROGRAMS / "librtrs_capi.so"))
 # For the programs that tests start.
 os.environ.setdefault("PYTHONPATH", str(ROOT / "rtrs-client/python"))
 
-# Longest wait for an event that must come, in seconds.
+# Longest wait for an event that must occur, in seconds.
 LONG = 120
 MIB = 1 << 20
 

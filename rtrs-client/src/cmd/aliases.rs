@@ -21,7 +21,7 @@ const ALIASES: &[(&str, &[&str])] = &[
     ("unmap-all", &["detach", "--all"]),
 ];
 
-/// Names for `list` or, when followed by the name of a volume, for `status`.
+/// Names for `list` or, when followed by a volume name, for `status`.
 const SHOW: [&str; 2] = ["show", "ls"];
 
 /// Flags of all commands that take a value in the next argument.

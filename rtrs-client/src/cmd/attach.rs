@@ -47,16 +47,16 @@ pub struct AttachArgs {
     /// Name of the volume on this host, if not that of the export
     ///
     /// All other commands take this name, and device links, sockets and NBD clients use it. With
-    /// it, exports of one name at two servers can be attached. With several exports, give it once
-    /// for each, in the same order.
+    /// it, exports of the same name at two servers can be attached. With several exports, give it
+    /// once for each, in the same order.
     #[arg(long = "as", value_name = "NAME")]
     pub local_names: Vec<String>,
 
     /// Add the volume to this session, which is already attached
     ///
-    /// The name of one of its volumes, or its name at the server. The paths and most settings are
-    /// those of the session; the volume has its own device, socket, listen or vhost-user, with
-    /// their settings, and its own access, read-only and identity.
+    /// The name of one of its volumes, or the session's name at the server. The paths and most
+    /// settings are those of the session; the volume has its own device, socket, listen or
+    /// vhost-user, with their settings, and its own access, read-only and identity.
     #[arg(
         long,
         value_name = "SESSION",
@@ -179,7 +179,7 @@ impl AttachArgs {
         settings.attach.activate(passed)?;
         let takes_over = settings.attach.takeover || settings.attach.quick_takeover;
         if takes_over && settings.session.session_name.is_none() {
-            // The devices contain the session's name.
+            // The devices' identifiers contain the session's name.
             let run_dir = RunDir::new(settings.place.run_dir.clone())?;
             settings.session.session_name = session_left(&run_dir, self.locals());
         }
@@ -250,7 +250,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         if export.is_some() {
             settings.attach.export = export.clone().filter(|export| export != name);
         }
-        // The place to attach may be given later, in addition to the file.
+        // Where to serve the volume may be specified later, in addition to the file.
         if settings.attach.is_nowhere() {
             return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
         }
@@ -346,7 +346,7 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     show(name, &outcome, Outcome::text, global)
 }
 
-/// Finds the session that has a volume of this name, or that has this name at the server.
+/// Finds the session that has a volume with this name, or that has this name at the server.
 fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     let session = Session::find(name, global)?;
     let error = match session.status() {
@@ -451,7 +451,7 @@ fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
     })
 }
 
-/// Volume of the session that logs under this name, if there is one.
+/// Volume whose session logs under this name, if there is one.
 fn session_with_log(name: &str, plan: &AttachPlan) -> Option<String> {
     let all = find(&[(None, plan.run_dir.clone())], plan.output).ok()?;
     all.into_iter().find_map(|found| match found.answer {

@@ -31,7 +31,7 @@ use crate::frontend::bench::{JobResult, Workload, workload};
 use crate::plan::BenchPlan;
 use crate::settings::{BenchMode, BenchSettings, SessionSettings, Settings};
 
-/// Time limit for the size of an export that is to be overwritten.
+/// Time limit for querying the size of an export that is to be overwritten.
 const SIZE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The arguments.
@@ -50,7 +50,7 @@ pub struct BenchArgs {
 
     /// Overwrite the data of the export without asking
     ///
-    /// Needed for rw write, randwrite and randrw. On a terminal, bench asks instead.
+    /// Required if rw is write, randwrite or randrw. On a terminal, bench asks instead.
     #[arg(long)]
     pub yes: bool,
 
@@ -150,7 +150,7 @@ fn confirm(plan: &BenchPlan) -> Result<(), Error> {
 fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let settings = &plan.session.settings;
     let _log = log_to_stderr(&settings.log, settings.log_format)
-        .map_err(system("cannot start the log's thread"))?;
+        .map_err(system("cannot start the logging thread"))?;
     let mut config = session_config(&plan.session, vec![volume_config(&plan.session)])?;
     config.name = format!("{}-bench-{}", config.name, std::process::id());
     let jobs = u32::from(config.shards);
@@ -257,7 +257,7 @@ fn follow(
             _ => {}
         }
         if begin.elapsed() > bound {
-            return failed("the requests in flight did not end in time".into());
+            return failed("the requests in flight did not finish in time".into());
         }
     }
     Ok(results)

@@ -52,7 +52,7 @@ pub(super) fn run(args: &CompareArgs, global: &GlobalArgs) -> Result<(), Error> 
     let CompareArgs { first, second, bytes, transfer } = args;
     let sizes = transfer.sizes().map_err(failed)?;
     let _log = log_to_stderr(&transfer.log, LogFormat::default())
-        .map_err(system("cannot start the log's thread"))
+        .map_err(system("cannot start the logging thread"))
         .map_err(failed)?;
     let task = CompareTask {
         source: first.clone(),

@@ -43,7 +43,7 @@ pub struct CopyArgs {
     #[arg(long)]
     pub verify: bool,
 
-    /// End without a flush
+    /// Finish without a flush
     ///
     /// The copy is then not durable when the command exits with 0.
     #[arg(long)]
@@ -73,7 +73,7 @@ pub(super) fn run(args: &CopyArgs, global: &GlobalArgs) -> Result<(), Error> {
     let CopyArgs { source, destination, destination_is_zero, verify, no_flush, transfer } = args;
     let sizes = transfer.sizes()?;
     let _log = log_to_stderr(&transfer.log, LogFormat::default())
-        .map_err(system("cannot start the log's thread"))?;
+        .map_err(system("cannot start the logging thread"))?;
     let task = CopyTask {
         source: source.clone(),
         destination: destination.clone(),

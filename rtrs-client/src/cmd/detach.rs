@@ -17,7 +17,7 @@ use crate::daemon::device;
 use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind, system};
 
-/// Maximum time until a daemon notices that an NBD client has ended.
+/// Maximum time until a daemon notices that an NBD client has disconnected.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
 /// Interval between detach attempts during [`CLIENT_PATIENCE`].
 const CLIENT_INTERVAL: Duration = Duration::from_millis(20);
@@ -46,7 +46,7 @@ pub struct DetachArgs {
     ///
     /// Without this, a device that is mounted, open or otherwise in use is not detached, nor is a
     /// volume with connected NBD clients or a virtual machine. The IO of its users fails. If the
-    /// process is dead, --force also forgets its unflushed writes: NBD clients get no error if the
+    /// process is dead, --force also forgets its unflushed writes: NBD clients are not told if the
     /// server loses them.
     #[arg(long)]
     pub force: bool,
@@ -152,7 +152,7 @@ pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ende
     {
         device::refuse_if_used(&session.name, Path::new(path))?;
     }
-    // The daemon may not have noticed yet that a client has ended.
+    // The daemon may not have noticed yet that a client has disconnected.
     let deadline = Instant::now() + CLIENT_PATIENCE;
     loop {
         match session.request(&Request::Detach { within_ms, force }) {
@@ -208,7 +208,7 @@ impl Ended {
 /// Frees the device that a dead process may have left behind, and removes its control socket. NBD
 /// clients of the process may still be waiting for the next process, which must report lost writes
 /// to them, so the saved epoch stays unless `force` is set or the process had a device: the users
-/// of a device end with the device.
+/// of a device cannot outlive it.
 fn free(session: &Session, not_attached: Error, force: bool) -> Result<Ended, Error> {
     let (name, path) = (&session.name, session.left_socket());
     let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;

@@ -31,9 +31,9 @@ const DEFAULT_ADDRESS: &str = "127.0.0.1:9824";
 pub struct ExporterArgs {
     /// Address: ADDR:PORT or unix:/PATH [default: 127.0.0.1:9824]
     ///
-    /// With port 0 the system chooses one, which the log names. Anyone who can connect can read the
-    /// metrics, so use an address on a trusted network. Not with socket activation, where
-    /// ListenStream= of the socket unit is the address.
+    /// With port 0, the system chooses a port, which is written to the log. Anyone who can connect
+    /// can read the metrics, so use an address on a trusted network. Cannot be used with socket
+    /// activation, where ListenStream= in the socket unit sets the address.
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<MetricsAddress>,
 
@@ -46,7 +46,7 @@ pub struct ExporterArgs {
     /// Format of the log: text, json or journald
     ///
     /// json is one object per line. journald is text with the priority at the start of each line,
-    /// where systemd reads it, and without time and level.
+    /// where systemd reads it, and without the time or level.
     #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     pub log_format: LogFormat,
 }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ExporterArgs, global: &GlobalArgs) -> Result<(), Error>
         return Err(usage("exporter serves the text format of Prometheus; drop -o json"));
     }
     let _log = log_to_stderr(&args.log, args.log_format)
-        .map_err(system("cannot start the log's thread"))?;
+        .map_err(system("cannot start the logging thread"))?;
     let exporter = Exporter { run_dir: global.run_dir()?, silent: Mutex::default() };
     exporter.run_dir.check()?;
     let servers = servers(args.listen.as_ref())?;
@@ -112,7 +112,7 @@ struct Exporter {
 }
 
 impl Exporter {
-    /// Returns the text of a scrape. Scrapes at several addresses take turns.
+    /// Returns the text of a scrape. Scrapes at several addresses are serialized.
     fn text(&self) -> Result<String, String> {
         let mut silent = self.silent.lock();
         let before = silent.clone();
@@ -124,12 +124,12 @@ impl Exporter {
     }
 }
 
-/// Logs which sessions have stopped answering or started to answer again.
+/// Logs which sessions have stopped responding or started to respond again.
 fn log_changes(before: &BTreeSet<String>, found: &Gathered) {
     for (name, error) in found.silent.iter().filter(|(name, _)| !before.contains(name)) {
-        tracing::warn!("session {name:?} does not answer: {error}");
+        tracing::warn!("session {name:?} is not responding: {error}");
     }
     for name in before.iter().filter(|name| found.silent.iter().all(|(other, _)| other != *name)) {
-        tracing::info!("session {name:?} answers again, or has ended");
+        tracing::info!("session {name:?} is responding again, or has ended");
     }
 }

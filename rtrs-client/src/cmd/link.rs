@@ -58,7 +58,7 @@ pub(crate) trait Watch {
 }
 
 impl Link {
-    /// Opens a provider of the portal's scheme.
+    /// Opens a provider for the portal's scheme.
     pub(crate) fn open(
         portal: &Portal,
         tls: &TlsSources,
@@ -108,7 +108,7 @@ impl Link {
     }
 
     /// Runs pings to completion. After a message in `stop`, or once `limit` has passed, no more
-    /// rounds begin; a second message ends everything.
+    /// rounds begin; a second message stops everything.
     pub(crate) fn ping(
         &mut self,
         clients: &mut [PingClient],

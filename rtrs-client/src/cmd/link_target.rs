@@ -1,4 +1,4 @@
-//! Path argument of `ping` and `doctor`, which have no configuration file.
+//! Path argument of `ping`, `doctor` and `discover`.
 
 use std::str::FromStr;
 

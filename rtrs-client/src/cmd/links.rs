@@ -1,5 +1,5 @@
-//! Paths of `doctor`, `discover` and `ping`: written out, those of an attached session, or those of
-//! a configuration file, with the certificates or keys for them.
+//! Paths of `doctor`, `discover` and `ping`, given as arguments or taken from an attached session
+//! or a configuration file, with the certificates or keys for them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

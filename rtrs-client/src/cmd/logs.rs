@@ -73,7 +73,7 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Log of the session that has this volume, which is named after the session's first volume. If
+/// Log of the session that has this volume; the log is named after the session's first volume. If
 /// there is no such session, the log that a past session with this name left behind.
 fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     let log = match ask(name, &run_dir.control_socket(name), ASK) {

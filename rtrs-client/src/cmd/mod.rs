@@ -102,16 +102,16 @@ pub enum Command {
     Attach(Box<AttachArgs>),
     /// Make the sessions of this host match a file
     ///
-    /// Attaches sessions that do not run, and changes settings and paths of those that do, without
-    /// interrupting their IO. Changes that a running session cannot make are reported, and made
-    /// with --reattach. Sessions that the file does not list are reported, and detached with
+    /// Attaches sessions that are not running, and changes settings and paths of those that are,
+    /// without interrupting their IO. Changes that a running session cannot make are reported, and
+    /// made with --reattach. Sessions that the file does not list are reported, and detached with
     /// --prune. A second apply of the same file does nothing. A failure does not keep other
     /// sessions from being applied; the command then exits with 1.
     Apply(ApplyArgs),
     /// Print what apply would do
     ///
-    /// Exits with 0 if nothing differs from the file, with 1 if something does, and with 2 after
-    /// every error, like diff(1).
+    /// Exits with 0 if nothing differs from the file, with 1 if something does, and with 2 on any
+    /// error, like diff(1).
     Diff(DiffArgs),
     /// Write a file for apply from the running sessions
     ///
@@ -119,7 +119,7 @@ pub enum Command {
     Save(SaveArgs),
     /// List attached sessions
     ///
-    /// One line per session in the run directory. A session whose process died is dead, one that
+    /// One line per session in the run directory. A session whose process died is dead; one that
     /// does not answer is unresponsive.
     List(ListArgs),
     /// Show a session with its state, paths and NBD connections
@@ -196,7 +196,7 @@ pub enum Command {
     /// Compare two volumes, files or block devices
     ///
     /// A and B are as for copy; A can be - for stdin. Holes are not read and equal zeroes. Exits
-    /// with 0 if both are equal, with 1 if they differ, and with 2 after every error, like cmp(1).
+    /// with 0 if both are equal, with 1 if they differ, and with 2 on any error, like cmp(1).
     Compare(CompareArgs),
     /// Measure a session without NBD
     ///

@@ -24,7 +24,7 @@ const SIZE: std::ops::RangeInclusive<u64> = 4096..=32 << 20;
 pub struct TransferArgs {
     /// Number of requests in flight (1 to 1000) [default: 16]
     ///
-    /// More helps on networks with a long round trip.
+    /// A larger number helps on networks with a long round trip.
     #[arg(long, value_name = "COUNT", default_value = "16", hide_default_value = true)]
     pub requests: Int<u16, 1, 1000>,
 
@@ -42,7 +42,7 @@ pub struct TransferArgs {
 
     /// Log messages to print on stderr [default: warn]
     ///
-    /// Like the setting log of a session.
+    /// Like a session's log setting.
     #[arg(long, value_name = "FILTER", default_value = "warn", hide_default_value = true)]
     pub log: LogFilter,
 }

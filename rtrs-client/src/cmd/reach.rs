@@ -1,4 +1,4 @@
-//! Choice among the addresses of a portal by a TCP connect to each in turn, in the order that
+//! Chooses among the addresses of a portal by a TCP connect to each in turn, in the order that
 //! attach uses.
 
 use std::io;

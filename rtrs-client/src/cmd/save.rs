@@ -31,7 +31,7 @@ pub struct SaveArgs {
 
     /// Leave out volumes that cannot be saved, including those of the file that is replaced
     ///
-    /// Without this nothing is written if a session is dead or does not answer, or if the file
+    /// Without this, nothing is written if a session is dead or does not answer, or if the file
     /// lists a volume that is not attached.
     #[arg(long)]
     pub force: bool,
@@ -83,7 +83,7 @@ struct Saved {
     sessions: Vec<Shared>,
     /// Volumes that cannot be saved, each with the reason.
     left_out: Vec<String>,
-    /// Names of all these volumes.
+    /// Names of all volumes, saved or left out.
     names: Vec<String>,
 }
 
@@ -120,8 +120,8 @@ impl Saved {
         }
     }
 
-    /// Finds volumes of the file to be replaced that are not attached. After a restart of the host
-    /// nothing else shows that they existed.
+    /// Finds unattached volumes in the file to be replaced. After a restart of the host, nothing
+    /// else shows that they existed.
     fn keep_volumes_of(&mut self, path: &Path) {
         if !fs::metadata(path).is_ok_and(|found| found.is_file()) {
             return;
@@ -144,8 +144,8 @@ impl Saved {
     }
 }
 
-/// Adds the export that the volume is bound to, so that the next attach accepts no other. Memory of
-/// a restarted server is a different export.
+/// Adds the export that the volume is bound to, so that the next attach accepts no other. An export
+/// in memory is a different one after its server restarts.
 fn with_identity(mut plan: AttachPlan, status: &Status) -> AttachPlan {
     let bound = status.identity.map(|identity| UsedExport { identity, memory: status.memory });
     let identity = &mut plan.session.settings.identity;
@@ -165,7 +165,7 @@ impl Shared {
         self.plans.iter().map(|plan| &plan.session.name)
     }
 
-    /// Returns the session's entry in the file. Its volumes are in the order of their attach.
+    /// Returns the session's entry in the file. Its volumes are in attach order.
     fn entry(mut self) -> Value {
         let place = |name: &String| self.volumes.iter().position(|one| one == name);
         self.plans.sort_by_key(|plan| {

@@ -112,7 +112,7 @@ impl Session {
             .with_notice(self.output, || request(&path, what, timeout));
         reply.map(|(reply, _)| reply).map_err(|error| match error {
             RequestError::NotRunning => self.not_attached(),
-            // A refused detach names the volume itself.
+            // The error of a refused detach already names the volume.
             RequestError::Refused(why) if matches!(what, Request::Detach { .. }) => {
                 Error::new(ErrorKind::InUse, why)
             }

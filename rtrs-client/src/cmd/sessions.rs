@@ -123,7 +123,7 @@ pub(super) fn find_with_left(run_dir: &RunDir, output: Output) -> Result<Vec<Fou
     let left = left_without_socket(run_dir)?;
     let mut found = find(&[(None, run_dir.clone())], output)?;
     for (name, _) in left {
-        // The volume may have been attached meanwhile.
+        // The volume may have been attached in the meantime.
         if found.iter().all(|found| found.answer.name() != name) {
             let reason = "its process has ended, and its control socket is gone".to_owned();
             let silent = Silent { name, state: SessionState::Dead, reason, pid: None };
@@ -163,7 +163,7 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
     }
 }
 
-/// Reply of a session to a request.
+/// A session's reply to a request.
 #[derive(Debug)]
 pub(super) struct Reply<T> {
     pub(super) name: String,

@@ -33,7 +33,7 @@ pub struct GetArgs {
     pub keys: Vec<String>,
 }
 
-/// How to list the settings.
+/// Hint that explains how to list the settings.
 const HINT: &str = "get NAME prints all";
 
 fn key_value(text: &str) -> Result<(String, String), String> {
@@ -45,7 +45,7 @@ pub(super) fn set(args: &SetArgs, global: &GlobalArgs) -> Result<(), Error> {
     let session = Session::find(&args.name, global)?;
     let values: SettingValues = session.request(&Request::Get)?;
     values.check_known(settings.keys(), HINT)?;
-    // Values that no session of this kind accepts are wrong usage. What the plan does not show,
+    // Values that no session of this kind accepts are usage errors. What the plan does not show,
     // such as a session that is ending, is left to the session.
     if let Ok(running) = running(&session.status()?, &session.run_dir, global) {
         running.plan.changed(&settings)?;

@@ -21,9 +21,9 @@ pub struct SourceArgs {
 
     /// Check flags, configuration file, addresses and socket paths, print ok, then exit
     ///
-    /// Refuses what a start would refuse, including a name, socket, address or device that is in
-    /// use, or an io_uring that the system refuses.
-    /// Resolves host names, but connects to nothing and changes nothing.
+    /// Fails wherever a real start would, for example on a name, socket, address or device that is
+    /// in use, or if the system refuses io_uring. Resolves host names, but connects to nothing and
+    /// changes nothing.
     #[arg(long)]
     pub check: bool,
 

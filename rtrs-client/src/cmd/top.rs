@@ -19,7 +19,7 @@ use crate::error::Error;
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Names of exports that were attached; default: all sessions
+    /// Names of volumes on this host, as list shows them; default: all sessions
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
 
@@ -140,7 +140,7 @@ fn session_counters(stats: &Stats) -> Counters {
     }
 }
 
-/// Histograms of the times of each part, by the part's name.
+/// Time histograms of the parts, by part name.
 fn parts(all: &[PartTimes]) -> BTreeMap<String, Vec<Bucket>> {
     all.iter().filter_map(|one| Some((one.part.to_string(), one.times.clone()?))).collect()
 }

@@ -1,4 +1,4 @@
-//! Division of a copy or comparison into pieces, along the extents of both ends.
+//! Divides a copy or comparison into pieces, along the extents of both ends.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub(super) struct ExtentMap {
     size: u64,
     /// Alignment in bytes of the starts and ends of holes.
     align: u64,
-    /// Ends of ranges, in order, and whether they are holes. Neighbors differ.
+    /// Ends of ranges, in order, and whether they are holes. Adjacent ranges differ.
     ranges: VecDeque<(u64, bool)>,
     /// Everything before this offset is known, or was known until it was forgotten.
     end: u64,
@@ -57,12 +57,12 @@ impl ExtentMap {
         }
     }
 
-    /// Treats everything that is not known as data.
+    /// Treats everything unknown as data.
     pub(super) fn give_up(&mut self) {
         self.push(self.size, false);
     }
 
-    /// Extends the map to `end`, if that is beyond its end.
+    /// Extends the map to `end`, if that is beyond its current end.
     fn push(&mut self, end: u64, hole: bool) {
         if end <= self.end {
             return;

@@ -1,4 +1,4 @@
-//! Times at which the progress of a copy is shown.
+//! Decides when the progress of a copy is shown.
 
 use std::time::{Duration, Instant};
 

@@ -21,7 +21,7 @@ pub(super) struct Ends {
     /// Results of both ends, and signals.
     wakes: Receiver<Wake>,
     /// Maximum number of pieces at a time. Pieces use the slots below this number, and other
-    /// requests the slot of this number.
+    /// requests use the slot with this number.
     requests: usize,
     spare: Vec<OwnedBytes>,
     /// Longest piece with data.
@@ -169,7 +169,7 @@ struct Work {
 /// Runs the pieces from 0 to `limit`, which is the maximum if the source is a stream.
 ///
 /// # Errors
-/// The first failed request, with end and offset; a signal.
+/// The first failed request, with its end and offset, or a signal.
 pub(super) fn run(
     ends: &mut Ends,
     mode: Mode,
@@ -214,7 +214,7 @@ fn planner(ends: &Ends, mode: Mode, limit: u64) -> Planner {
     };
     let zeroes = match mode {
         Mode::Copy { .. } => ends.limits(Which::Destination).zeroes_max,
-        // A hole of the source is compared with the destination's data.
+        // A hole in the source is compared with the destination's data.
         Mode::Compare | Mode::Verify => 0,
     };
     let zeroes = (zeroes - zeroes % align).max(ends.piece);
@@ -344,7 +344,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes a result.
+    /// Handles a result.
     fn take(&mut self, mut done: Done) -> Result<(), Error> {
         if done.op == Op::Extents {
             self.listing -= 1;
@@ -376,7 +376,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Takes data of the source.
+    /// Handles data from the source.
     fn take_data(&mut self, slot: usize, data: OwnedBytes, len: u64) -> Result<(), Error> {
         let Some(work) = &mut self.work[slot] else { return Ok(()) };
         let Piece { offset, destination_hole, len: requested, .. } = work.piece;

@@ -62,7 +62,7 @@ pub(super) enum Op {
     Extents,
     /// Ends the writes: `len` is the number of bytes of the result.
     Finish {
-        /// Whether the result has to be durable.
+        /// Whether the result must be durable.
         durable: bool,
     },
 }
@@ -100,7 +100,7 @@ pub(super) struct Answer {
     pub(super) extents: Vec<Extent>,
 }
 
-/// Ended request.
+/// Finished request.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) side: Which,
@@ -119,7 +119,7 @@ pub(super) enum Wake {
     Signal,
 }
 
-/// Sender of the results of an end.
+/// Sender for an end's results.
 #[derive(Clone, Debug)]
 pub(super) struct Results {
     pub(super) side: Which,

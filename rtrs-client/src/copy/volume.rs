@@ -19,7 +19,7 @@ use crate::embed::{
 };
 use crate::error::{Error, ErrorKind, system, usage};
 
-/// Time that requests in flight have to finish when a copy ends early.
+/// Time allowed for requests in flight to finish when a copy ends early.
 const GRACE: Duration = Duration::from_secs(1);
 /// Interval at which a waiting thread checks again.
 const WAIT: Duration = Duration::from_secs(60);
@@ -257,7 +257,7 @@ impl Drop for VolumeSide {
     fn drop(&mut self) {
         let abandoned = self.volume.close(GRACE);
         if abandoned > 0 {
-            tracing::warn!("{abandoned} requests did not end; the server may still run them");
+            tracing::warn!("{abandoned} requests did not finish; the server may still run them");
         }
     }
 }

@@ -66,7 +66,7 @@ fn setups(sizes: Sizes) -> ([Setup; 2], mpsc::Sender<Wake>, mpsc::Receiver<Wake>
     (Which::ALL.map(setup), wakes, inbox)
 }
 
-/// Makes signals end the run, as does closing the terminal.
+/// Makes the run end on a signal, or when the terminal is closed.
 fn end_on_signals(wakes: mpsc::Sender<Wake>) -> Result<Forwarding, Error> {
     forward_signals(move |signal| {
         if signal != Signal::Dump {

@@ -1,4 +1,4 @@
-//! Attach daemon: the process of an attached session, from its sockets to its end.
+//! Attach daemon: the process of an attached session, from acquiring sockets to shutdown.
 //!
 //! The daemon acquires the host's resources for each volume, starts the threads, waits until the
 //! volumes are attached (`attached.rs`), and reports to the command. It runs on the process's main
@@ -156,7 +156,7 @@ fn check_starter() -> Result<(), Error> {
     Ok(())
 }
 
-/// Logs the sockets that the service manager passed but no volume uses.
+/// Logs the sockets that the service manager passed but that no volume uses.
 fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
     for socket in plan.unused(passed) {
         tracing::warn!(

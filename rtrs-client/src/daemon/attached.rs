@@ -1,6 +1,6 @@
 //! Volumes of an attached session, each from attach to detach, and the end of the session.
 //!
-//! A volume first opens, then waits for the paths that it requires, and is then served by its front
+//! A volume is first opened, then waits for the paths it requires, and is then served by its front
 //! end: NBD clients may connect, or the kernel gets its device. A detach proceeds in reverse order,
 //! each step with a time limit, while the other volumes keep running; detaching the last volume
 //! ends the session. This code runs on the process's main thread, which the kernel treats as the
@@ -35,7 +35,7 @@ const SIGNAL_GRACE: Duration = Duration::from_secs(10);
 const STEP_PATIENCE: Duration = Duration::from_secs(15);
 /// Time for the server to close a volume, including the wait for a path to it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum wait while nothing is due.
+/// Maximum wait when nothing is due.
 const IDLE: Duration = Duration::from_secs(3600);
 
 pub(crate) struct AttachedSession {
@@ -206,7 +206,7 @@ impl AttachedSession {
         }
     }
 
-    /// Position of a device's volume.
+    /// Index of a device's volume.
     fn at(&self, device: DeviceIndex) -> Option<usize> {
         self.volumes.iter().position(|volume| volume.identity.index == device)
     }
@@ -452,8 +452,8 @@ impl AttachedSession {
         self.leave(at, within);
     }
 
-    /// Begins to detach a volume, or shortens its detach: requests in flight must finish within
-    /// this time. The last volume ends the session.
+    /// Begins to detach a volume, or shortens the time limit of a detach in progress: requests in
+    /// flight must finish within this time. The last volume ends the session.
     pub(super) fn leave(&mut self, at: usize, within: Duration) {
         if self.volumes[at].waits_for_paths.is_some() {
             self.stop_waiting(at);

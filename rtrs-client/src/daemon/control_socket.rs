@@ -110,7 +110,7 @@ impl Session {
     }
 
     /// Refuses a detach that would cut the connections of NBD clients. While another detach is in
-    /// progress, every detach is accepted: it may allow less time.
+    /// progress, every detach is accepted: the new one may allow less time.
     fn refuse_if_served(&self) -> Result<(), String> {
         let (name, clients) = (&self.identity.name, self.shards.clients(self.identity.index));
         if self.identity.ending.load(Ordering::Relaxed) {

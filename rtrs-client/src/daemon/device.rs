@@ -1,7 +1,7 @@
 //! Kernel block device of a session: everything that `--device` requires of this program.
 //!
 //! This includes preparing the process, on which the kernel's IO depends; connecting the device
-//! once the shards serve, so that it can be opened when `attach` returns; the decision whether a
+//! once the shards are serving, so that it can be opened when `attach` returns; deciding whether a
 //! detach may take it from its users; and disconnecting it. The device itself is in
 //! `nbd_bridge::kernel`. The functions are called from the process's main thread.
 
@@ -32,7 +32,7 @@ use crate::plan::{cannot_attach, device_failed, volume_of};
 const SCAN_PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit for udev's work on a new device.
 const UDEV_PATIENCE: Duration = Duration::from_secs(5);
-/// Time for processes that open a device only briefly, as udev does after a write.
+/// Time allowed for processes that open a device only briefly, as udev does after a write.
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 /// Time limit for all shards to learn a new size.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
 /// Reason for the end of a session whose device the kernel no longer uses.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
     program disconnected it, or its requests took longer than device-timeout";
-/// File of this program, even if it was replaced in the meantime.
+/// Path to this program's executable, even if the file has since been replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// Prepares the process so that a block device can depend on it. Must be called before any
@@ -73,7 +73,7 @@ pub(crate) fn become_dependable() {
     }
 }
 
-/// Device of a dead process that a quick takeover has reached, until it is connected.
+/// Dead process's device that a quick takeover has acquired, until it is connected.
 pub(crate) struct ReachedDevice(Reached);
 
 /// Starts a quick takeover, if one is needed, before the session opens.
@@ -144,7 +144,7 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
         if reports.len() == shards.count() && reports.iter().all(knows) {
             break;
         }
-        // The control shard, which sent this size, may know a later size, and reports that too.
+        // The control shard, which sent this size, may know a later size, and will report that too.
         let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0));
         let is_old = control.is_some_and(|control| !knows(control));
         if is_old || Instant::now() >= until {

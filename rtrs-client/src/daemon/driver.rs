@@ -1,4 +1,4 @@
-//! Driver of one shard: connects the session's engine to providers, a ring and front ends.
+//! Driver for one shard: connects the session's engine to providers, a ring and front ends.
 //!
 //! Every shard runs the same [`ClientShard`] with a [`ClientEngine`], the engine that also runs in
 //! the simulator. A turn consists of messages, fabric events, front ends, issuing of queued IO, and
@@ -52,7 +52,7 @@ pub(crate) enum Message {
     IgnorePaths,
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
-    /// Requests the clients of a device whose connections a detach would cut.
+    /// Requests a list of the device's clients whose connections a detach would cut.
     Clients(DeviceIndex, mpsc::Sender<Vec<FrontEndClient>>),
     /// Changes paths or policy; for shard 0.
     Change {
@@ -159,13 +159,13 @@ struct ClientShard {
     events: Option<mpsc::Sender<Event>>,
     /// State of each volume as the process sees it; on shard 0.
     notices: Notices,
-    /// Whether all front ends have to stop.
+    /// Whether all front ends must stop.
     stopping: bool,
     /// Whether all front ends have stopped.
     fronts_stopped: bool,
     /// Progress of the session's shutdown; on shard 0.
     shutdown: Shutdown,
-    /// Ends of the front ends on all shards; on shard 0.
+    /// Front ends that have stopped, over all shards; on shard 0.
     endings: Endings,
     done: bool,
 }
@@ -331,8 +331,8 @@ impl ClientShard {
         }
     }
 
-    /// Returns the event for the end of the session. If `running`, some front ends have not
-    /// stopped.
+    /// Returns the event that reports the end of the session. If `running`, some front ends have
+    /// not stopped.
     fn done_event(&mut self, running: bool) -> Event {
         let devices: Vec<DeviceIndex> = self.fronts.devices().filter(|_| !running).collect();
         let left = devices.into_iter().filter_map(|device| {

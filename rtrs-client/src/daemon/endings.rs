@@ -1,4 +1,4 @@
-//! Ends of front ends, which shard 0 counts over all shards.
+//! Stopped front ends, which shard 0 counts over all shards.
 
 use crate::engine::{ClientEngine, DeviceIndex, Outstanding};
 
@@ -11,7 +11,7 @@ pub(crate) struct FrontsStopped {
     pub(crate) may_return: Vec<DeviceIndex>,
 }
 
-/// State in which a volume left its users.
+/// How a volume left its users when it stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftToUsers {
     /// Whether clients were connected, or had lost their connections, and may connect to the next
@@ -38,12 +38,12 @@ impl LeftToUsers {
 #[derive(Debug)]
 struct Ending {
     device: DeviceIndex,
-    /// Number of shards whose front end still runs.
+    /// Number of shards whose front end is still running.
     running: usize,
     abandoned: usize,
 }
 
-/// Ends of front ends, kept on shard 0.
+/// Record of stopped front ends, kept on shard 0.
 #[derive(Debug, Default)]
 pub(crate) struct Endings {
     /// Number of IOs that had not ended when all front ends of a shard stopped.
@@ -81,7 +81,7 @@ impl Endings {
         (ending.running == 0).then(|| self.devices.swap_remove(at).abandoned)
     }
 
-    /// Takes the state in which a device, whose front ends have all stopped, left its users.
+    /// Takes the record of how a device, whose front ends have all stopped, left its users.
     pub(crate) fn left(
         &mut self,
         device: DeviceIndex,

@@ -123,10 +123,10 @@ pub(crate) fn wait_ready(
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
 }
 
-/// Reason for an open that a signal ended.
+/// Reason for an open that a signal interrupted.
 pub(crate) const BY_SIGNAL: &str = "ended by a signal";
 
-/// Error for a device that no path has opened in time.
+/// Error for a device that no path opened in time.
 pub(crate) fn not_open(limit: Duration, shards: &ShardHandle) -> String {
     let reports = shards.reports(Reported::None);
     let paths = reports.first().and_then(|report| report.engine.paths.as_deref());

@@ -42,9 +42,9 @@ struct Slot {
     /// Whether the front end was given the device.
     opened: bool,
     end: End,
-    /// Whether the front end was stopped individually and that is not reported yet.
+    /// Whether the front end was stopped individually and this has not been reported yet.
     is_awaited: bool,
-    /// Number of IOs of the device that had not ended when the front end stopped.
+    /// Number of the device's IOs that had not ended when the front end stopped.
     abandoned: usize,
     /// Whether clients may reconnect to the next process.
     may_return: bool,
@@ -69,7 +69,7 @@ pub(crate) struct Fronts {
     pools: FrontEndPools,
 }
 
-/// Result of giving a device to a front end.
+/// Result of passing a device to a front end.
 pub(crate) enum Opened {
     /// The front end has the device.
     Ready(DeviceIndex, Box<Geometry>),
@@ -254,7 +254,7 @@ impl Fronts {
         self.slots.iter().filter_map(complaint).collect()
     }
 
-    /// Clients of a device whose connections a detach would cut.
+    /// The device's clients whose connections a detach would cut.
     pub(crate) fn clients(&self, device: DeviceIndex) -> Vec<FrontEndClient> {
         let of_device = self.slots.iter().filter(|slot| slot.device == device);
         of_device.flat_map(|slot| slot.front.clients()).collect()

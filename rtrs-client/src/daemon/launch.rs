@@ -100,7 +100,7 @@ impl ShardHandle {
         answers
     }
 
-    /// Changes the memory that a device's user has registered, on all shards.
+    /// Changes, on all shards, the memory that a device's user has registered.
     ///
     /// # Errors
     /// The reason given by a shard; `TimedOut` if a shard does not answer. Other shards may have

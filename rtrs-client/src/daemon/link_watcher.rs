@@ -45,7 +45,7 @@ const DATAGRAMS_MAX: usize = 1024;
 const KNOWN_MAX: usize = 4096;
 /// Minimum time between two reports.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time limit for the end of the thread.
+/// Time limit for stopping the thread.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Improvement in the network.
@@ -69,7 +69,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Report of the thread.
+/// Report from the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkChange {
     /// Something is up or new, described for the log.
@@ -83,7 +83,7 @@ pub(crate) enum NetworkChange {
     },
 }
 
-/// Running thread; ends when dropped.
+/// Running thread; stops when dropped.
 #[derive(Debug)]
 pub(crate) struct LinkWatcher {
     socket: Arc<Socket>,

@@ -8,10 +8,10 @@
 //!   process;
 //! - `volume`: a volume of the session with its socket and files; `volume_add`: volumes added
 //!   later; `roster`: the list of volumes and their settings;
-//! - `device`: the block device of the kernel;
+//! - `device`: the kernel block device;
 //! - `control_socket`: serves commands, from the data in `report`; `waiting`: commands that wait
 //!   for the process; `metrics`: serves scrapes from the same data;
-//! - `open_files`: the limit of open descriptors;
+//! - `open_files`: the limit on open descriptors;
 //! - `required_paths`: paths that an attach needs, and those that do not work;
 //! - `link_watcher`: network changes of the host; `resolver`: addresses of unreached paths;
 //!   `saved`: state that the process leaves for a takeover.

@@ -32,7 +32,7 @@ impl Sizes {
     }
 }
 
-/// Explains why a limit does not suffice; None if it does.
+/// Explains why a limit is too low; None if it suffices.
 fn shortage(sizes: Sizes, limit: u64) -> Option<String> {
     let Sizes { shards, paths, volumes } = sizes;
     let least = sizes.least();

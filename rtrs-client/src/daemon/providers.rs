@@ -1,4 +1,4 @@
-//! Providers of a shard: one for each scheme that the session's paths use.
+//! A shard's providers: one for each scheme that the session's paths use.
 
 use std::io;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Replies of an attached session to `status`, `stats` and `attach`.
+//! An attached session's replies to `status`, `stats` and `attach`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -300,7 +300,7 @@ fn io_errors(identity: &Identity, reports: &[ClientShardReport]) -> IoErrors {
     IoErrors { count: all.count + lost_writes, lost_writes, last }
 }
 
-/// Oldest waiting IO.
+/// Oldest IO that is waiting.
 fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo> {
     let oldest =
         identity.devices(reports).filter_map(|device| device.oldest).max_by_key(|o| o.age)?;

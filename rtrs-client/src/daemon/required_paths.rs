@@ -1,4 +1,4 @@
-//! Wait of an attach for its required paths, and for the first result of the others.
+//! Waits during an attach: for the required paths, and for the first result of the others.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

@@ -12,8 +12,8 @@ use rtrs_core::settings::{Host, Portal};
 use super::launch::ShardHandle;
 use crate::plan::resolve;
 
-/// Minimum time between two lookups of a path's host. Unreached paths keep asking, so requests that
-/// arrive earlier are dropped.
+/// Minimum time between two lookups of a path's host. Unreached paths keep requesting lookups, so
+/// requests that arrive earlier are dropped.
 const SPACING: Duration = Duration::from_secs(1);
 
 /// Resolver of a session; at most one lookup for each path is in progress.

@@ -7,8 +7,8 @@
 //! the epoch and identity files, written by the thread that forwards the session's events. Volumes
 //! with a kernel device also have the other files.
 //!
-//! A process writes nothing before its volume is about to get users ([`Saved::begin`]): before
-//! that, the attach may still fail, and the files of an earlier process remain. The files are
+//! A process writes nothing until its volume is about to receive users ([`Saved::begin`]): until
+//! then, the attach may still fail, and the files of an earlier process remain. The files are
 //! removed when the volume has ended and none of its users can miss a loss; see `volume.rs`.
 
 use std::collections::BTreeMap;
@@ -206,7 +206,7 @@ impl Saved {
         }
     }
 
-    /// Restores the files of an earlier process because the volume got no users, and stops saving.
+    /// Restores the files of an earlier process because the volume had no users, and stops saving.
     pub(crate) fn put_back(&self) {
         let state = std::mem::replace(&mut *self.state.lock(), State::Over);
         let State::Writing { found } = state else { return };

@@ -17,7 +17,7 @@ struct Progress {
     deadline: Instant,
     /// Number of shards whose front ends are still running.
     running: usize,
-    /// The paths are ending.
+    /// Whether the paths are ending.
     ends_paths: bool,
 }
 
@@ -44,7 +44,7 @@ impl Shutdown {
         }
     }
 
-    /// Whether the paths have to end. Their end fails requests in flight on every shard, so each
+    /// Whether the paths must end. Ending them fails requests in flight on every shard, so each
     /// shard counts its requests first.
     pub(crate) fn ends_paths(&mut self, now: Instant) -> bool {
         let Some(progress) = &mut self.0 else { return false };

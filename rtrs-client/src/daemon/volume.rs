@@ -88,7 +88,7 @@ pub(crate) struct Volume {
     pub(crate) refused: Option<String>,
     /// Whether the volume was ever attached.
     pub(crate) was_attached: bool,
-    /// State in which the volume's front ends left their users.
+    /// How the volume's front ends left their users.
     pub(crate) left: Option<LeftToUsers>,
     /// Whether the saved state records that the volume shares a session.
     pub(crate) is_session_saved: bool,
@@ -96,7 +96,7 @@ pub(crate) struct Volume {
     pub(crate) kernel_gone: usize,
     /// Size that has yet to be passed to the kernel.
     pub(crate) resized: Option<u64>,
-    /// Warning about the end of the device.
+    /// Warning from the disconnection of the device.
     pub(crate) warning: Option<String>,
     /// Number of IOs still unfinished when their time limit expired.
     pub(crate) abandoned: usize,

@@ -1,6 +1,6 @@
 //! Acknowledged writes that a server may have lost, and the reports to the device's users.
 //!
-//! A write that was acknowledged but not flushed may be in a cache of the server. When the server's
+//! A write that was acknowledged but not flushed may be in a cache on the server. When the server's
 //! host restarts (or, for an export in memory, its process), the write is lost, and the client no
 //! longer has its data. A flush that then succeeded would tell a file system that the write is
 //! durable. So OPEN_RSP names the epoch of the server's cache (`cache_id`), each answer counts for
@@ -33,7 +33,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::sync_order::SyncOrder;
 use rtrs_core::time::Instant;
 
-/// Count of a shard, on its own cache line.
+/// A shard's count, on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Count(AtomicU64);
@@ -51,7 +51,7 @@ pub(crate) struct FlushMark {
 /// know about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outstanding {
-    /// All acknowledged writes are flushed.
+    /// All acknowledged writes have been flushed.
     Nothing,
     /// The report of a loss may not have arrived.
     Reported,
@@ -116,14 +116,14 @@ impl CacheWatch {
         }
     }
 
-    /// Current epoch of the server; None if unknown, or while a loss has yet to be reported.
+    /// The server's current epoch; None if unknown, or while a loss has yet to be reported.
     pub(super) fn settled_epoch(&self) -> Option<u64> {
         let reported = self.losses.all_reported() || rtrs_core::mutated!(KeptLifeEarly);
         reported.then(|| self.epoch()).filter(|epoch| *epoch != 0)
     }
 
-    /// Returns the acknowledged writes that the users could lose without notice. `inherited` means
-    /// that an earlier process may have left some.
+    /// Returns the acknowledged writes that the users could lose without noticing. `inherited`
+    /// means that an earlier process may have left some.
     pub(super) fn outstanding(&self, inherited: bool) -> Outstanding {
         let safe = if self.is_volatile() { &self.since } else { &self.flushed };
         let safe = safe.load(Ordering::SeqCst);
@@ -254,7 +254,7 @@ impl CacheWatch {
         }
     }
 
-    /// Result of a flush for the session's only user. There were `count` losses when it ended.
+    /// Result of a flush for the session's only user. There were `count` losses at its end.
     pub(super) fn report(&self, mark: FlushMark, status: IoStatus, count: u64) -> IoStatus {
         let (status, reported) = self.losses.judge(status, mark.reported, count);
         self.losses.report_common(reported);

@@ -47,7 +47,7 @@ impl DeviceSet {
         self.0 == 0
     }
 
-    /// Devices that are not in the other set.
+    /// Devices in this set that are not in the other one.
     pub(crate) fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }

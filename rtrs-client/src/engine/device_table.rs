@@ -19,7 +19,7 @@ use super::device_set::{DeviceIndex, DeviceSet};
 /// Device ID that is never used, as IDs count up from 0.
 pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
 
-/// Maximum number of IOs on a shard, which reports that it is full beyond this limit.
+/// Maximum number of IOs on a shard; at this limit, the shard reports that it is full.
 pub(crate) const IOS_MAX: usize = 1024;
 
 /// Size of a shard's buffer of zeroes, and the maximum length of an IO that writes them.
@@ -28,7 +28,7 @@ pub(crate) const ZEROES_LEN: u32 = 1 << 20;
 /// Device as described by the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenDevice {
-    /// Number of the device at the server, on the path that most recently opened the device.
+    /// The server's number for the device, on the path that most recently opened it.
     pub(crate) device_id: u32,
     pub(crate) geometry: Geometry,
     /// Whether the server itself writes zeroes; otherwise the session does.
@@ -42,7 +42,7 @@ pub(crate) struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// Device that has not been open yet: no IO fits into it.
+    /// Device that has not been opened yet: no IO fits within it.
     fn unknown() -> Self {
         Self {
             device_id: NO_DEVICE,
@@ -108,7 +108,7 @@ impl Device {
     }
 }
 
-/// Whether a device takes IO.
+/// Whether a device accepts IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// The device has not been open yet.
@@ -125,7 +125,7 @@ enum Standing {
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
     rows: Vec<Device>,
-    /// Devices that are open at the server.
+    /// Devices that are open on the server.
     serving: DeviceSet,
     /// IOs taken and not yet reaped.
     shares: Shares,
@@ -213,13 +213,13 @@ impl DeviceTable {
         cache.map_or(0, |cache| cache.losses().count())
     }
 
-    /// Number of flushes that succeeded at the server but reported a loss to their user.
+    /// Number of flushes that succeeded on the server but reported a loss to their user.
     pub(crate) fn failed_flushes(&self, device: DeviceIndex) -> u64 {
         let cache = self.rows.get(device.index()).and_then(|row| row.cache.as_ref());
         cache.map_or(0, |cache| cache.losses().failed_flushes())
     }
 
-    /// Records that the device is open at the server, with this description.
+    /// Records that the device is open on the server, with this description.
     pub(crate) fn open(&mut self, device: DeviceIndex, info: Arc<OpenDevice>) {
         let row = self.row_mut(device);
         row.info = info;
@@ -229,7 +229,7 @@ impl DeviceTable {
         self.serving.insert(device);
     }
 
-    /// Records that the device is no longer open at the server; its IO waits.
+    /// Records that the device is no longer open on the server; its IO waits.
     pub(crate) fn pause(&mut self, device: DeviceIndex) {
         self.serving.remove(device);
     }
@@ -351,7 +351,7 @@ impl DeviceTable {
         Some(ended)
     }
 
-    /// Whether completions wait to be reaped.
+    /// Whether completions are waiting to be reaped.
     pub(crate) fn has_completions(&self) -> bool {
         self.completed > 0
     }

@@ -16,7 +16,7 @@ use super::session::{Granted, PathShared, PathTarget, SessionConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Served {
     pub(crate) device: DeviceIndex,
-    /// Number of the device at the server, on this path.
+    /// The server's number for the device, on this path.
     pub(crate) device_id: u32,
     /// Cache epoch in which the path opened the volume; 0 if the server does not report one.
     pub(crate) cache_id: u64,
@@ -29,7 +29,7 @@ pub(crate) enum ShardMessage {
     Granted(Granted),
     /// Start this shard's connection of a path.
     Connect(Box<Connect>),
-    /// Use a path whose handshake is complete, with its chunks in order of permits and its volumes.
+    /// Use a path whose handshake is complete, with its volumes, and its chunks in permit order.
     PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]>, served: Arc<[Served]> },
     /// Use a connected path for this volume too.
     Serves { path: PathId, epoch: u32, served: Served },
@@ -39,14 +39,14 @@ pub(crate) enum ShardMessage {
     Disconnect { path: PathId, epoch: u32, in_order: bool },
     /// Track writes and flushes with this watch, because the server reports losses.
     Cache(DeviceIndex, Arc<CacheWatch>),
-    /// Check the flushes that wait for syncs of other shards.
+    /// Check the flushes that are waiting for other shards' syncs.
     Wake,
     /// Let IO flow to this device.
     Open(DeviceIndex, Arc<OpenDevice>),
-    /// Hold IO of this device, which is no longer open at the server.
+    /// Hold IO of this device, which is no longer open on the server.
     Closed(DeviceIndex),
     /// Send requests in flight on this path again: what its connections sent up to that epoch can
-    /// no longer start at the server.
+    /// no longer start on the server.
     Fenced { path: PathId, epoch: u32 },
     /// Fail waiting and new IO of this device until a path that serves it is up.
     GiveUp(DeviceIndex),
@@ -86,7 +86,7 @@ pub(crate) enum ControlMessage {
     Failed { path: PathId, epoch: u32, cid: ConnIndex, failure: ConnectFailure },
     /// A connection ended; all its requests have been accounted for.
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
-    /// A leaving path has no requests in flight on this shard anymore.
+    /// A leaving path no longer has requests in flight on this shard.
     Retired { path: PathId, epoch: u32, shard: CoreIndex },
     /// A request was sent while the session was idle.
     InUse,

@@ -110,7 +110,7 @@ pub struct ClientEngine {
 }
 
 impl ClientEngine {
-    /// Creates a shard of a new session. All shards get the same configuration and the same
+    /// Creates a shard of a new session. All shards are given the same configuration and the same
     /// identities, one for each path.
     pub fn new(
         now: Instant,
@@ -244,7 +244,7 @@ impl ClientEngine {
     }
 
     /// Returns, on the control shard, the cache epoch of the server in which this session would
-    /// leave unflushed writes of a volume if it ended now. The next session takes it as
+    /// leave unflushed writes of a volume if it ended now. The next session is given it as
     /// [`VolumeConfig::inherited_epoch`].
     pub fn saved_epoch(&self, device: DeviceIndex) -> Option<u64> {
         self.view()?.saved_epoch(device)
@@ -321,7 +321,7 @@ impl ClientEngine {
         done.unwrap_or(Err(ChangeError::NotControl))
     }
 
-    /// Begins to end the session. Has no effect except on the control shard.
+    /// Starts ending the session. Has no effect except on the control shard.
     pub fn detach(&mut self, now: Instant, fabrics: &mut Fabrics) {
         self.control(now, fabrics, SessionControl::detach);
     }
@@ -331,7 +331,7 @@ impl ClientEngine {
         self.view().is_some_and(SessionView::is_done)
     }
 
-    /// Returns whether a device is open at the server; on the control shard only.
+    /// Returns whether a device is open on the server; on the control shard only.
     pub fn is_open(&self, device: DeviceIndex) -> bool {
         self.view().is_some_and(|view| view.is_open(device))
     }

@@ -33,7 +33,7 @@ pub(crate) enum PathEnd {
     #[error("{}", describe_session_refusal(*.errno, .session))]
     SessionRefused { errno: u16, session: String },
     /// A connection ended before INFO_RSP arrived. Servers with the extensions send an answer when
-    /// they refuse a name; others only end the connection.
+    /// they refuse a name; others only close the connection.
     #[error("{}", describe_info_end(.reason, .session, *.has_extensions))]
     InfoUnanswered { reason: CloseReason, session: String, has_extensions: bool },
     /// A connection other than connection 0 caused the end.
@@ -48,7 +48,7 @@ pub(crate) enum PathEnd {
     /// The local transport refused an operation.
     #[error("{0}")]
     Fabric(String),
-    /// Client and server did not authenticate.
+    /// Client and server did not authenticate each other.
     #[error("{0}")]
     Auth(#[from] AuthError),
     /// The server or the export is not the pinned one.
@@ -175,7 +175,7 @@ fn describe_session_refusal(errno: u16, session: &str) -> String {
 /// Describes a connection that ended before INFO_RSP arrived, with the cause if it is known.
 fn describe_info_end(reason: &CloseReason, session: &str, has_extensions: bool) -> String {
     let hint = match reason {
-        // The server did not end the connection.
+        // The server did not close the connection.
         CloseReason::TimedOut => "",
         _ if has_extensions => "; the server's log says why",
         _ => {

@@ -1,8 +1,8 @@
 //! Mutual authentication of client and server on paths without TLS.
 //!
-//! The control shard does this inline: it creates one signature and verifies one per attempt of a
-//! path (docs/explanation/security-model.md gives the cost). The engine generates no random numbers
-//! itself; [`Nonces`] provides them.
+//! The control shard does this inline: it creates one signature and verifies one per connection
+//! attempt (docs/explanation/security-model.md gives the cost). The engine generates no random
+//! numbers itself; [`Nonces`] provides them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub trait Nonces: fmt::Debug + Send + Sync {
     fn next(&self) -> Result<[u8; 32], ProofError>;
 }
 
-/// Random numbers of the system.
+/// The system's random numbers.
 #[derive(Clone, Copy, Debug)]
 struct SystemNonces;
 

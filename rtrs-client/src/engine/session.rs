@@ -12,10 +12,10 @@ use rtrs_core::wire::AccessMode;
 use super::prover::Prover;
 pub use crate::settings::{Failover, NoPath, Policy, SlowIo};
 
-/// Maximum number of paths of a session (kernel rtrs-srv.c, `__alloc_path`).
+/// Maximum number of paths in a session (kernel rtrs-srv.c, `__alloc_path`).
 pub(crate) const PATHS_MAX: usize = 128;
 
-/// Maximum number of volumes of a session.
+/// Maximum number of volumes in a session.
 pub const VOLUMES_MAX: usize = 128;
 /// Usual value of [`SessionConfig::path_run`].
 pub const PATH_RUN: u32 = 32;
@@ -89,8 +89,8 @@ impl PathTarget {
     }
 
     /// Replaces the addresses, or the reason why there are none, and returns whether the addresses
-    /// have changed. Known addresses outlast a resolver that fails. A different order is no change,
-    /// because resolvers rotate it.
+    /// have changed. Known addresses outlast a resolver that fails. A different order does not
+    /// count as a change, because resolvers rotate it.
     pub(crate) fn resolved(&mut self, found: Resolved) -> bool {
         match found {
             Ok(found) => {
@@ -138,7 +138,7 @@ impl Tuning {
     }
 }
 
-/// Volume of a session: an export of its server, and the way in which it is opened.
+/// Volume of a session: an export of its server, and how to open it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeConfig {
     /// Export to open; unique within the session.
@@ -297,7 +297,7 @@ impl PathShared {
         self.idle.store(idle, Ordering::Relaxed);
     }
 
-    /// Ends the idle state when a request is sent. Returns true once, when the control shard has to
+    /// Ends the idle state when a request is sent. Returns true once, when the control shard must
     /// be notified.
     pub(crate) fn ends_idle(&self) -> bool {
         self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed)
@@ -313,7 +313,7 @@ impl PathShared {
         Instant::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
     }
 
-    /// Records that a request waits for its answer on one of the connections.
+    /// Records that a request is waiting for its answer on one of the connections.
     pub(crate) fn waits(&self, now: Instant) {
         self.last_waited_ns.fetch_max(now.as_nanos(), Ordering::Relaxed);
     }

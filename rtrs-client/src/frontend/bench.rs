@@ -1,8 +1,8 @@
 //! Workload that runs directly on a session, without NBD: measures the transport itself.
 //!
 //! One job per shard keeps `iodepth` IOs in flight on that shard's part of the session until its
-//! time is up, then waits for the last answers. Buffers and the latency histogram are allocated
-//! before the clock starts.
+//! time is up, then waits for the outstanding answers. Buffers and the latency histogram are
+//! allocated before the clock starts.
 
 use std::io;
 use std::sync::Arc;

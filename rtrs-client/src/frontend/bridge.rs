@@ -37,7 +37,7 @@ pub(super) fn bridge(
     Bridge::seated(place.ring, &place.pools.nbd, Box::new(device), place.export, config, seat)
 }
 
-/// Converts the other end of a client's socket.
+/// Converts the peer of a client's socket.
 pub(super) fn client_of(peer: Peer) -> FrontEndClient {
     match peer {
         Peer::Process(pid) => FrontEndClient::Process(pid),

@@ -15,7 +15,7 @@ use super::client::FrontEndClient;
 use super::pools::FrontEndPools;
 use crate::engine::SessionDevice;
 
-/// User of the device on one shard.
+/// A device's user on one shard.
 pub(crate) trait FrontEnd {
     /// Gives the front end its open device. Called once.
     ///
@@ -48,7 +48,7 @@ pub(crate) trait FrontEnd {
         true
     }
 
-    /// Takes the next request to the driver; called after each turn until there is none.
+    /// Takes the next request for the driver; called after each turn until there are none.
     fn next_request(&mut self) -> Option<FrontRequest>;
 
     /// Time at which `turn` must be called even if nothing happens.
@@ -74,7 +74,7 @@ pub(crate) trait FrontEnd {
         false
     }
 
-    /// Mistake of a client that keeps it from using the device, and its remedy.
+    /// Client mistake that prevents use of the device, and the remedy.
     fn complaint(&self) -> Option<&'static str> {
         None
     }
@@ -116,7 +116,7 @@ impl MemoryChange {
     }
 }
 
-/// Environment of a front end.
+/// Context in which a front end runs.
 pub(crate) struct Place<'a> {
     /// Shard of the front end.
     pub(crate) shard: CoreIndex,
@@ -137,7 +137,7 @@ pub(crate) enum FrontSocket {
     Kernel(OwnedFd, mpsc::Sender<()>),
 }
 
-/// Request of a front end to the driver.
+/// Request from a front end to the driver.
 pub(crate) enum FrontRequest {
     /// Hand this client to another shard.
     Client(CoreIndex, OwnedFd),

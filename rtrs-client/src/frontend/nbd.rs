@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
 use crate::settings::give_socket;
 
-/// Interval between checks of whether the connections of clients with TLS have ended.
+/// Interval between checks whether the connections of TLS clients have ended.
 const RECHECK: Duration = Duration::from_millis(10);
 
 /// Listens on a unix socket for the clients of the plan's volume.
@@ -123,11 +123,11 @@ struct Sockets {
     bound: Option<Bound>,
     bridge: Option<Bridge>,
     listener: Option<Listener>,
-    /// Shard that gets the next client.
+    /// Shard that is given the next client.
     next: u16,
     /// Clients for other shards.
     clients: VecDeque<(CoreIndex, OwnedFd)>,
-    /// Connections of clients with TLS; on shard 0.
+    /// Connections of TLS clients; on shard 0.
     relays: Option<Arc<Relays>>,
     /// Time of the next check whether those connections have ended, during a stop.
     ending: Option<Instant>,

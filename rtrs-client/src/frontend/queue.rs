@@ -1,9 +1,9 @@
 //! Front end for a program that uses the volume within its own process, through queues.
 //!
 //! Each shard has one queue. Its user submits requests through a mailbox, which wakes the shard,
-//! and gets the outcomes through an event queue. The memory of a request is in the user's regions;
-//! a scattered pool presents it to the session as one range. Memory in one piece of a registered
-//! region is used in place.
+//! and receives the outcomes through an event queue. The memory of a request is in the user's
+//! regions; a scattered pool presents it to the session as one range. Memory in one piece of a
+//! registered region is used in place.
 
 use std::io;
 use std::sync::Arc;

@@ -135,7 +135,7 @@ pub(crate) enum ServiceEvent {
     HeartbeatAsked,
     /// The server answered a heartbeat.
     HeartbeatAnswered,
-    /// The size of this device has changed at the server, or its export was removed there.
+    /// The size of this device has changed on the server, or its export was removed there.
     Changed {
         device: u32,
     },
@@ -165,7 +165,7 @@ pub(crate) enum ServiceEvent {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) device: OpenDevice,
-    /// Standing of the server, if the export moves between servers.
+    /// The server's standing, if the export moves between servers.
     pub(crate) standing: Option<Standing>,
     /// Secret that the server repeats when it evicts the session.
     pub(crate) secret: Option<EvictionSecret>,
@@ -215,7 +215,7 @@ pub(crate) struct ServiceConnection {
 }
 
 impl ServiceConnection {
-    /// Starts to connect.
+    /// Starts connecting.
     pub(crate) fn connect(
         now: Instant,
         endpoints: Endpoints,
@@ -343,7 +343,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Maximum size of a proof of either end in bytes.
+    /// Maximum size in bytes of either end's proof.
     fn proof_room(&self) -> Result<usize, FabricError> {
         let granted = self.granted.ok_or(FabricError::QpState)?;
         Ok(ChallengeRsp::LEN_MAX.min(granted.max_io_size as usize))
@@ -354,8 +354,8 @@ impl ServiceConnection {
         self.extensions.authenticate
     }
 
-    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. `returns` is set if the
-    /// device was open at this server before.
+    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. `returns` says whether
+    /// the device was open on this server before.
     pub(crate) fn post_open(
         &mut self,
         export: &str,

@@ -112,7 +112,7 @@ pub(crate) struct Answer {
     pub(crate) errno: u16,
     /// New key of the chunk, if the answer carries one.
     pub(crate) rkey: Option<Rkey>,
-    /// Time that the request spent at the server, if reported.
+    /// Time that the request spent on the server, if reported.
     pub(crate) times: Option<ServerTimes>,
 }
 

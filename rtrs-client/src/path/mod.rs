@@ -1,4 +1,4 @@
-//! Path of a session: one pair of addresses.
+//! A session's path: one pair of addresses.
 //!
 //! `state.rs` and `handshake.rs` are the control shard's view (states, the steps of connecting);
 //! `refusal.rs` decodes a server's refusal of a connection; `fault.rs` holds the reasons why a

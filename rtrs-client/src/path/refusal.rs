@@ -1,4 +1,4 @@
-//! Refusals of connections by a server.
+//! A server's refusals of connections.
 
 use std::fmt;
 

@@ -75,7 +75,7 @@ pub(crate) enum PathEvent {
     Nothing,
     /// A request was answered.
     Answer(Answer),
-    /// The window of this permit is closed.
+    /// This permit's window is closed.
     Revoked(PermitId),
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct PathShard {
     range: Range<u16>,
     /// Requests of this shard in flight on this path.
     inflight: u32,
-    /// Set once the path gets no new requests and the control shard waits until none is in flight.
+    /// Set once the path takes no new requests and the control shard waits until none is in flight.
     retiring: Retiring,
     header_region: Option<Arc<Region>>,
     recv_region: Option<Arc<Region>>,
@@ -131,7 +131,7 @@ impl PathShard {
         self.served(device).map_or(0, |served| served.cache_id)
     }
 
-    /// Number of a device at the server, on this path.
+    /// The server's number for a device, on this path.
     pub(crate) fn device_id(&self, device: DeviceIndex) -> u32 {
         self.served(device).map_or(NO_DEVICE, |served| served.device_id)
     }
@@ -141,7 +141,7 @@ impl PathShard {
         self.inflight
     }
 
-    /// Counts the end of a request or of its connection.
+    /// Counts a request that has ended, or whose connection has.
     pub(crate) fn request_left(&mut self) {
         self.inflight -= 1;
     }
@@ -151,7 +151,7 @@ impl PathShard {
         self.connection.as_ref().is_some_and(|c| c.shared.ends_idle())
     }
 
-    /// Records that requests of this shard wait for answers. Returns the same as
+    /// Records that requests of this shard are waiting for answers. Returns the same as
     /// [`Self::ends_idle`].
     pub(crate) fn waits(&self, now: Instant) -> bool {
         if let Some(connection) = &self.connection {

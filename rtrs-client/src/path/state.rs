@@ -29,7 +29,7 @@ pub(crate) enum PathState {
     Connected,
     /// In listings only: connected, but serving nothing because another gateway does.
     Standby,
-    /// Connections are being ended.
+    /// Connections are being closed.
     Closing,
     /// Disconnected by hand until a reconnect is requested.
     Disconnected,

@@ -1,4 +1,4 @@
-//! Plan of `attach`: a session and the place where its volumes are served.
+//! Plan for `attach`: a session and where its volumes are served.
 //!
 //! This module owns [`AttachPlan`] and [`Front`].
 
@@ -38,8 +38,8 @@ const DEVICE_TIMEOUT_MORE: Duration = Duration::from_secs(30);
 
 /// Default time for which the kernel holds requests for a successor process.
 const TAKEOVER: Duration = Duration::from_secs(60);
-/// Maximum delay before the kernel resends a request, beyond its timeout: on a device with quick
-/// takeover two checks of up to 1.3 s each, on others one check up to a second late, plus a margin.
+/// Maximum delay before the kernel resends a request, beyond its timeout: with quick takeover, two
+/// checks of up to 1.3 s each, otherwise one check up to a second late; plus a margin.
 const RESENT_MARGIN: Duration = Duration::from_secs(5);
 /// Maximum time for which a device may go without a successful flush, whatever its timeout.
 const RESENT_MAX: Duration = Duration::from_secs(300);
@@ -52,7 +52,7 @@ pub enum Front {
     Socket(PathBuf),
     /// TCP address.
     Tcp(SocketAddr),
-    /// Block device of the kernel.
+    /// Kernel block device.
     Device(DeviceOptions),
     /// Unix socket for a virtual machine; the path is like that of `Socket`.
     VhostUser(PathBuf),
@@ -74,9 +74,9 @@ pub struct AttachPlan {
     pub retry_for: Duration,
     /// Directory of the control socket: [`RunDir::control_socket`] of the volume's name.
     pub run_dir: RunDir,
-    /// Output format, for people or programs.
+    /// Output format: for people or for programs.
     pub output: Output,
-    /// The service manager passed the socket of the front end.
+    /// The service manager passed the front end's socket.
     pub is_activated: bool,
     /// Further volumes of the same session, each with its own front end and an empty `more`.
     pub more: Vec<Self>,
@@ -114,7 +114,7 @@ impl Front {
                  --vhost-user PATH",
             )),
             _ => {
-                Err(usage("device, socket, listen and vhost-user exclude each other; set only one"))
+                Err(usage("device, socket, listen and vhost-user cannot be combined; set only one"))
             }
         }
     }
@@ -128,7 +128,7 @@ fn socket_path(setting: &str, path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// Rejects settings that a virtual machine's device does not support: its requests do not wait for
-/// earlier ones that may still run on the server.
+/// earlier ones that may still be running on the server.
 fn check_vhost_user(settings: &AttachSettings, session: &SessionPlan) -> Result<(), Error> {
     if slow_io(settings) == SlowIo::Fail {
         return Err(usage("vhost-user does not support slow-io fail; use slow-io wait"));
@@ -251,7 +251,7 @@ fn device_options(
         (true, None) => None,
         (true, Some(_)) => {
             return Err(usage(
-                "quick-takeover and device-timeout exclude each other, because the kernel then has \
+                "quick-takeover and device-timeout cannot be combined, because the kernel then has \
                  no timeout; drop one",
             ));
         }
@@ -275,7 +275,7 @@ pub(super) fn request_seconds(
     // Maximum time of an IO. The kernel must not give up earlier: requests that it resends may
     // overwrite later ones.
     let bound = no_path.io_age_max(io_timeout.get());
-    // With a slow disk, a request may take any time.
+    // With a slow disk, a request may take arbitrarily long.
     let usual_bound = bound.filter(|_| slow_io == SlowIo::Fail);
     let usual = usual_bound.map_or(DEVICE_TIMEOUT_MAX, |bound| bound + DEVICE_TIMEOUT_MORE);
     let least = bound.unwrap_or_else(|| io_timeout.get() * 2) + Duration::from_secs(1);
@@ -360,7 +360,7 @@ impl AttachPlan {
         })
     }
 
-    /// Returns TLS for at most `clients` NBD clients, if the plan offers TLS.
+    /// Returns the TLS setup for at most `clients` NBD clients, if the plan offers TLS.
     ///
     /// # Errors
     /// Fails with [`ErrorKind::Path`], which names the file.
@@ -476,9 +476,9 @@ impl AttachPlan {
         self.check_front()
     }
 
-    /// Runs [`check`](Self::check), and also checks what a start finds out by itself: that the host
-    /// of at least one path has an address, that the socket's directory exists, and that the
-    /// address is free.
+    /// Runs [`check`](Self::check), and also checks what would otherwise show only at startup: that
+    /// the host of at least one path has an address, that the socket's directory exists, and that
+    /// the address is free.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
         self.session.check()?;
@@ -490,7 +490,7 @@ impl AttachPlan {
         })
     }
 
-    /// Returns the settings of a session that has no place to be served.
+    /// Returns the settings of a session that is not served anywhere.
     pub(crate) fn printed_nowhere(name: &str, mut settings: Settings) -> Result<Settings, Error> {
         check_device_settings(&settings.attach)?;
         let run_dir = RunDir::new(settings.place.run_dir)?.path().to_path_buf();

@@ -1,4 +1,4 @@
-//! Plan of `bench`: a session, and the requests to run on it.
+//! Plan for `bench`: a session, and the requests to run on it.
 //!
 //! This module owns [`BenchPlan`].
 
@@ -23,7 +23,7 @@ pub struct BenchPlan {
     pub block_bytes: u32,
     /// Run directory, used only by `attach`.
     pub run_dir: RunDir,
-    /// Output format, for people or programs.
+    /// Output format: for people or for programs.
     pub output: Output,
 }
 

@@ -1,4 +1,4 @@
-//! Plan of a volume that a program uses within its own process.
+//! Plan for a volume that a program uses within its own process.
 //!
 //! This module owns [`EmbedPlan`].
 

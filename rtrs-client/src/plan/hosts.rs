@@ -10,7 +10,7 @@ use rtrs_core::settings::{Host, Portal};
 use crate::engine::{Resolved, Unresolved};
 
 /// Maximum time for the system's resolver at the start of a session. By default it tries a silent
-/// name server for five seconds before it turns to the next.
+/// name server for five seconds before trying the next.
 const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Resolves the host of a path. Waits for the system's resolver if the host is a name, without a

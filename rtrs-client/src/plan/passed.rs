@@ -1,4 +1,4 @@
-//! Listening sockets that the service manager passed (socket activation), as places of volumes.
+//! Listening sockets that the service manager passed (socket activation), matched to volumes.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ impl AttachPlan {
     ///
     /// # Errors
     /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) if such a volume sets the mode or the
-    /// owner of its socket, and for a session in the background, which gets no sockets.
+    /// owner of its socket, and for a background session, which receives no sockets.
     pub(crate) fn activate(&mut self, passed: &[PassedSocket]) -> Result<(), Error> {
         if !passed.is_empty() && !self.settings.foreground {
             return Err(usage(

@@ -32,11 +32,11 @@ const fn shards_max(scheme: Scheme) -> u16 {
 /// Validated settings of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionPlan {
-    /// Name of the volume on this host, by default that of the export; 1 to 254 bytes without NUL.
+    /// Name of the volume on this host, by default that of the export: 1 to 254 bytes, without NUL.
     pub name: String,
-    /// Export to open, 1 to 254 bytes without NUL.
+    /// Export to open: 1 to 254 bytes, without NUL.
     pub export_name: String,
-    /// Session name at the server, 1 to 254 bytes without slash, dot and NUL.
+    /// Session name on the server: 1 to 254 bytes, without slash, dot or NUL.
     pub session_name: String,
     /// Access mode of the open.
     pub access: Access,
@@ -135,8 +135,8 @@ impl SessionPlan {
         self.settings.heartbeat_missed_max.get().map_or(usual, Int::get)
     }
 
-    /// Time for which the transport retransmits unacknowledged data before it ends a connection. It
-    /// is longer than the heartbeat limit, so that heartbeats decide first, but bounded.
+    /// Time for which the transport retransmits unacknowledged data before it closes a connection.
+    /// It is longer than the heartbeat limit, so that heartbeats decide first, but bounded.
     fn transport_timeout(&self) -> Duration {
         let silence = self.heartbeat().silence_max();
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))

@@ -1,4 +1,4 @@
-//! Tests of every error of a plan, by message, and of the round trip through printed settings.
+//! Tests of every plan error, by message, and of the round trip through printed settings.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -53,15 +53,15 @@ fn values_and_combinations_of_attach_are_validated() {
         ),
         (
             "listen: 127.0.0.1\nsocket: /s",
-            "device, socket, listen and vhost-user exclude each other; set only one",
+            "device, socket, listen and vhost-user cannot be combined; set only one",
         ),
         (
             "device: auto\nsocket: /s",
-            "device, socket, listen and vhost-user exclude each other; set only one",
+            "device, socket, listen and vhost-user cannot be combined; set only one",
         ),
         (
             "vhost-user: /v\nsocket: /s",
-            "device, socket, listen and vhost-user exclude each other; set only one",
+            "device, socket, listen and vhost-user cannot be combined; set only one",
         ),
         ("vhost-user: /v\nslow-io: fail", "vhost-user does not support slow-io fail"),
         ("vhost-user: /v\naccess: migration", "vhost-user needs an access mode that excludes"),
@@ -84,7 +84,7 @@ fn values_and_combinations_of_attach_are_validated() {
         ("device: auto\nquick-takeover: true\naccess: migration", "use access auto, rw or ro"),
         (
             "device: auto\nquick-takeover: true\ndevice-timeout: 200s",
-            "quick-takeover and device-timeout exclude each other, because the kernel then has",
+            "quick-takeover and device-timeout cannot be combined, because the kernel then has",
         ),
         ("device: auto\nquick-takeover: true\nshards: 2", "use shards 1 instead of 2"),
         ("socket: ''", "socket \"\" is not a path"),

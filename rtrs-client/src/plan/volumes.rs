@@ -47,7 +47,7 @@ impl VolumeName {
     /// `locals` is empty.
     ///
     /// # Errors
-    /// Fails if the numbers of names differ, or a name is invalid.
+    /// Fails if the number of names differs, or a name is invalid.
     pub(crate) fn all(exports: &[String], locals: &[String]) -> Result<Vec<Self>, Error> {
         if locals.is_empty() {
             let named = |name: &String| Self { name: name.clone(), export: None };

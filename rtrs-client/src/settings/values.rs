@@ -178,7 +178,7 @@ pub enum RequirePaths {
 }
 
 impl RequirePaths {
-    /// Returns the number of paths required of a session with this many paths.
+    /// Returns the number of connected paths required in a session with `paths` paths.
     #[must_use]
     pub const fn of(self, paths: usize) -> usize {
         match self {
@@ -255,7 +255,7 @@ impl fmt::Display for NbdAddress {
     }
 }
 
-/// A block device of the kernel: `/dev/nbd0`, `nbd0`, or `auto` for a free one.
+/// A kernel block device: `/dev/nbd0`, `nbd0`, or `auto` for a free one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Device(DeviceChoice);
 

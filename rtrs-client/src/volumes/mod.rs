@@ -23,8 +23,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::{AttachPlan, OF_ADDED, VolumeName, non_default, repeated};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
-/// Settings of the export of a volume and of the place where it is served. A session has none of
-/// its own.
+/// Settings that name a volume's export and where it is served. A session has none of its own.
 const OF_ONE_VOLUME: [&str; 5] = ["device", "socket", "listen", "vhost-user", EXPORT];
 /// Key of a volume's export.
 const EXPORT: &str = "export";
@@ -110,7 +109,7 @@ pub(crate) fn key_groups() -> Vec<KeyGroup> {
 /// Reads the text of a file, which errors refer to as `file`. Empty text has no sessions.
 ///
 /// # Errors
-/// Returns [`ErrorKind::Config`], with the place and a remedy.
+/// Returns [`ErrorKind::Config`], with the location and a remedy.
 pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
     let document: Value = serde_yaml::from_str(text).map_err(|error| yaml_error(&error, file))?;
     let wrong = |wrong: Wrong| {
@@ -129,7 +128,7 @@ pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
     Ok(volumes)
 }
 
-/// Line of a session in the text of a file.
+/// Line of a session in a file's text.
 pub(crate) fn line_of_session(text: &str, at: usize) -> usize {
     line_of(text, &[Step::Key(SESSIONS.to_owned()), Step::Item(at)])
 }
@@ -255,7 +254,7 @@ fn entry_of(map: Mapping) -> Result<Entry, String> {
     read.map(|Keys(entry)| entry).map_err(|error| error.to_string())
 }
 
-/// Error of the first key that is invalid on its own.
+/// Error for the first key that is invalid on its own.
 fn wrong_key(map: &Mapping) -> Option<Wrong> {
     map.iter().find_map(|(key, value)| {
         let alone = Mapping::from_iter([(key.clone(), value.clone())]);
@@ -290,7 +289,7 @@ fn check_several(session: &Mapping, count: usize) -> Result<(), Wrong> {
     }
 }
 
-/// Reads a volume after the first of its session: its name and its own settings.
+/// Reads a later volume of a session: its name and its own settings.
 fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), Wrong> {
     let Value::Mapping(mut volume) = volume else { return Err(NO_MAP.into()) };
     let VolumeName { name, export } =
@@ -318,7 +317,7 @@ fn check_foreground(map: &Mapping) -> Result<(), Wrong> {
     Err(Wrong::of_key(FOREGROUND, what))
 }
 
-/// Checks that no key of a volume is among those of a session. Unknown keys are rejected later.
+/// Checks that a session has no keys that belong to a volume. Unknown keys are rejected later.
 fn check_session_keys(session: &Mapping) -> Result<(), Wrong> {
     check_foreground(session)?;
     let mut keys = session.keys().filter_map(text_of);
@@ -419,7 +418,7 @@ pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     session
 }
 
-/// Returns the export of a volume for the file, and its name if that differs.
+/// Returns a volume's export for the file, and its name if that differs.
 fn names_in_file(plan: &AttachPlan) -> Mapping {
     let (name, export) = (&plan.session.name, &plan.session.export_name);
     let mut names = Mapping::from_iter([(EXPORT.into(), export.as_str().into())]);
@@ -457,8 +456,7 @@ fn inherits(plan: &AttachPlan, first: &AttachPlan) -> bool {
     first.adding(&plan.session.name, &plan.own()).is_ok_and(|made| made == *plan)
 }
 
-/// Returns the entry of a volume after the first of its session, without values that follow from
-/// others.
+/// Returns the entry of a later volume of a session, without values that follow from others.
 fn added_of(plan: &AttachPlan, first: &AttachPlan) -> Mapping {
     let name = &plan.session.name;
     let mut own = plan.own();

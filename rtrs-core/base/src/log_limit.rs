@@ -79,7 +79,7 @@ impl<K: Clone + PartialEq> LogLimits<K> {
 }
 
 impl<K> Kind<K> {
-    /// Returns when a line is due that reports the suppressed lines.
+    /// Returns when a line that reports the suppressed lines is due.
     fn closes(&self) -> Option<Instant> {
         (self.left_out > 0).then(|| self.passed + self.interval)
     }

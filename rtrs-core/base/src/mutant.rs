@@ -45,7 +45,7 @@ mutants! {
     ALL {
         /// The server lets a second session write to an export.
         SecondWriter = "second-writer",
-        /// CLOSE is answered and the export released while requests of the session still run on it.
+        /// CLOSE is answered and the export released while the session's requests still run on it.
         CloseWhileBusy = "close-while-busy",
         /// A write with PREFLUSH is not preceded by a flush.
         PreflushDropped = "preflush-dropped",
@@ -97,7 +97,7 @@ mutants! {
         FlushCoversLater = "flush-covers-later",
         /// An answer from another epoch of the server's cache counts for the current one.
         OldEpochAnswer = "old-epoch-answer",
-        /// Certain errors of a flush at the server do not report a loss to other users.
+        /// Certain flush errors on the server do not report a loss to other users.
         FlushErrorByKind = "flush-error-by-kind",
         /// Flushes do not report a loss.
         LossUnreported = "loss-unreported",
@@ -109,7 +109,7 @@ mutants! {
         PartLossForgotten = "part-loss-forgotten",
         /// A process that takes over ignores writes that its predecessor may have left.
         InheritedForgotten = "inherited-forgotten",
-        /// The epoch saved for a successor advances before a loss was reported.
+        /// The epoch saved for a successor advances before a loss is reported.
         KeptLifeEarly = "kept-life-early",
         /// The window of a read stays open after the read has ended.
         ReadWindowKept = "read-window-kept",
@@ -145,7 +145,7 @@ mutants! {
         NbdFirstPartAnswers = "nbd-first-part-answers",
         /// The front end submits requests that overlap a write left by a closed connection.
         NbdOrphanForgotten = "nbd-orphan-forgotten",
-        /// Changes to one block run concurrently, at the front end or the server.
+        /// Changes to one block run concurrently, in the front end or on the server.
         NbdTurnsSkipped = "nbd-turns-skipped",
         /// The front end rewrites whole blocks although the server accepts partial writes.
         PartialByClient = "partial-by-client",
@@ -155,23 +155,23 @@ mutants! {
         SlowIoRangeDropped = "slow-io-range-dropped",
         /// The front end treats flushes that arrived before a loss was reported like later ones.
         NbdBacklogForgotten = "nbd-backlog-forgotten",
-        /// Write zeroes requests of a session do not count as unflushed.
+        /// A session's write zeroes requests do not count as unflushed.
         ZeroesNotCounted = "zeroes-not-counted",
-        /// Discards of a session do not count as unflushed.
+        /// A session's discards do not count as unflushed.
         DiscardNotCounted = "discard-not-counted",
         /// The client does not count zeroes and discards as changes that the server may lose.
         ZeroesUnwatched = "zeroes-unwatched",
         /// Zeroes and discards with PREFLUSH are not preceded by a flush.
         PreflushOfZeroesDropped = "preflush-of-zeroes-dropped",
-        /// A failed sync is forgotten once it was answered.
+        /// A failed sync is forgotten once it has been answered.
         SyncFailureForgotten = "sync-failure-forgotten",
         /// An epoch that could not be saved counts as saved.
         FailedSaveCounts = "failed-save-counts",
-        /// A session may keep using its export after the export was removed.
+        /// A session may keep using its export after the export is removed.
         RemovedServed = "removed-served",
         /// A session opens a new export with the name of its removed one.
         RemovedReopened = "removed-reopened",
-        /// A client does not end after its export was removed.
+        /// A client does not stop after its export is removed.
         RemovedIgnored = "removed-ignored",
         /// A path that leads to another server's disk is used.
         OtherDiskAccepted = "other-disk-accepted",
@@ -214,7 +214,7 @@ mutants! {
         RdsAckUnaccepted = "rds-ack-unaccepted",
         /// A lost message is resent without being marked as a repeat.
         RdsRepeatUnmarked = "rds-repeat-unmarked",
-        /// A message that arrived before is delivered again.
+        /// A message that has already arrived is delivered again.
         RdsDuplicateAccepted = "rds-duplicate-accepted",
         /// A lost message is queued behind waiting ones.
         RdsLostQueuedLast = "rds-lost-queued-last",
@@ -234,7 +234,7 @@ mutants! {
         RdsPredecessorSkipped = "rds-predecessor-skipped",
         /// An accepted connection is replaced by the next one before it is read.
         RdsCandidateUnread = "rds-candidate-unread",
-        /// A request of a larger peer for a connection is ignored.
+        /// A larger peer's request for a connection is ignored.
         RdsConnectRequestIgnored = "rds-connect-request-ignored",
         /// A socket that was full is not notified that it may send again.
         RdsSpaceUnannounced = "rds-space-unannounced",

@@ -8,7 +8,7 @@ use std::path::{self, Path, PathBuf};
 ///
 /// # Errors
 /// `InvalidInput` for an empty path. For a relative one, the system's error if the current
-/// directory was removed or cannot be determined, with the path and the remedy.
+/// directory has been removed or cannot be determined, with the path and the remedy.
 pub fn absolute(path: &Path) -> io::Result<PathBuf> {
     path::absolute(path).map_err(|error| {
         if path.as_os_str().is_empty() {
@@ -37,8 +37,8 @@ pub fn make_absolute<const N: usize>(paths: [&mut Option<PathBuf>; N]) -> io::Re
     Ok(())
 }
 
-/// Replaces the error of opening a file by the reason, if its path is relative to a current
-/// directory that was removed.
+/// Replaces the error from opening a file with the reason, if the file's path is relative to a
+/// current directory that has been removed.
 pub(crate) fn why_missing(path: &Path, error: io::Error) -> io::Error {
     let is_missing = error.kind() == io::ErrorKind::NotFound && env::current_dir().is_err();
     match absolute(path) {

@@ -6,7 +6,7 @@
 //! derived from that.
 //!
 //! The value types are [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
-//! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints a text
+//! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints text
 //! that parses back to the same value, and reads the same from a flag and from a file. The rest is
 //! common to both daemons: validating the words of a log filter, the output of a command
 //! ([`Output`]), and the error that ends it.

@@ -1,4 +1,4 @@
-//! Reports of tests that cannot run in this environment.
+//! Reports tests that cannot run in this environment.
 //!
 //! [`skip`] writes a line `SKIP name: reason` to the real stderr, bypassing the test runner's
 //! capture, and to the file named by `RTRS_SKIP_FILE`, in which `scripts/test.sh` counts such

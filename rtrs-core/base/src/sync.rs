@@ -18,7 +18,7 @@ pub use parking_lot::{Mutex, RwLock};
 #[cfg(loom)]
 pub use locks::{Mutex, RwLock};
 
-/// Loom's locks with the methods of `parking_lot`. A model that panics ends, so no lock is ever
+/// Loom's locks with the methods of `parking_lot`. A panic ends the model, so no lock is ever
 /// poisoned.
 #[cfg(loom)]
 mod locks {

@@ -1,4 +1,4 @@
-//! Errors of fabric calls, and reasons for the end of connections.
+//! Errors of fabric calls, and reasons why connections end.
 
 use std::io;
 
@@ -38,7 +38,7 @@ impl FabricError {
     }
 }
 
-/// Reason why a connection ended or failed to be established.
+/// Reason why a connection ended or could not be established.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// This end closed the connection.

@@ -7,7 +7,7 @@
 //! shards: memory registered in it is reachable through every queue pair created in it, on any
 //! shard.
 //!
-//! Contract, the same for every provider and checked by `conformance.rs`:
+//! Contract, the same for every provider and checked by `conformance/`:
 //! - **Order.** Work requests of one queue pair take effect at the peer in posting order. When a
 //!   receive completes at the peer, all bytes of earlier writes of that queue pair are in place.
 //! - **Completions.** A signaled request, every failed one and every posted receive completes
@@ -163,9 +163,9 @@ pub trait Window: Send + Sync + fmt::Debug {
 /// Result of a bind or revoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindResult {
-    /// In force now; no completion follows. The key is the new one (bind) or the dead one (revoke).
+    /// Takes effect now; no completion follows. The key is the new (bind) or the dead one (revoke).
     Done(Rkey),
-    /// In force when the `Bind` completion with the given `wr_id` arrives, and before any later
+    /// Takes effect when the `Bind` completion with the given `wr_id` arrives, and before any later
     /// work request on the same queue pair begins, because work requests of a queue pair take
     /// effect in order. A message that contains the key may therefore follow immediately.
     Pending(Rkey),
@@ -330,7 +330,7 @@ pub struct ConnectParams {
     pub private_data: PrivateData,
     /// Limits of the queue pair.
     pub limits: QpLimits,
-    /// Maximum time until `Established`; afterwards `ConnectFailed(TimedOut)`.
+    /// Maximum time until `Established`; after that, `ConnectFailed(TimedOut)`.
     pub timeout: Duration,
     /// Name that the peer's certificate must have; None for its address.
     pub peer_name: Option<Arc<str>>,
@@ -436,8 +436,8 @@ pub struct Capabilities {
     /// Whether a client may prove its identity with messages (CHALLENGE and AUTH). False if an
     /// attacker on the network could take over a connection after the proof.
     pub takes_proofs: bool,
-    /// Bytes of memory that a peer can make this end hold with each connection, in addition to
-    /// registered memory.
+    /// Bytes of memory that a peer can make this end hold per connection, in addition to registered
+    /// memory.
     pub connection_bytes: u64,
     /// Whether a peer's send may invalidate the key of a local [`Window`].
     pub remote_invalidate: bool,
@@ -484,7 +484,7 @@ pub trait Listener: fmt::Debug {
     }
 
     /// Returns the next peer that failed to prove its identity in the handshake of its connection,
-    /// and why. Some are omitted if there are many at a time. `poll` returns true when there may be
+    /// and why. Some are omitted if there are many at once. `poll` returns true when there may be
     /// one.
     fn next_refused(&mut self) -> Option<(SocketAddr, ProofError)> {
         None
@@ -578,8 +578,8 @@ pub trait Fabric: Listener {
         wr_id: u64,
     ) -> Result<BindResult, FabricError>;
 
-    /// Revokes a window's key. Once that is in force, no peer can access the memory through it.
-    /// Fails with `QpState` while a peer is writing through it.
+    /// Revokes a window's key. Once this takes effect, no peer can access the memory through the
+    /// window. Fails with `QpState` while a peer is writing through it.
     ///
     /// # Errors
     /// See [`Self::post_send`].
@@ -641,7 +641,7 @@ pub struct FabricCounters {
     pub sends: u64,
     /// Number of calls that received data from the transport.
     pub receives: u64,
-    /// Number of frames dropped because of a wrong checksum (each ends its connection).
+    /// Number of frames dropped because of a wrong checksum (each closes its connection).
     pub crc_errors: u64,
 }
 

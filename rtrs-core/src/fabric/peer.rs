@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
-/// Reason why a proof is missing or invalid. For people; it is not sent to the peer.
+/// Reason why a proof is missing or invalid. Meant for people; never sent to the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ProofError {
@@ -21,7 +21,7 @@ impl ProofError {
         Self { kind, text: text.into() }
     }
 
-    /// Returns the kind of failure, which distinguishes it from others.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> &'static str {
         self.kind
     }

@@ -1,4 +1,4 @@
-//! Heartbeat of a path: probes a silent peer, and ends the path if there is no answer.
+//! Heartbeat of a path: probes a silent peer, and closes the path if there is no answer.
 //!
 //! Both ends run one per path on connection 0. Any received message counts as a sign of life. After
 //! `interval` without one, HB_MSG is sent once; it is not repeated, since the underlying connection
@@ -29,7 +29,7 @@ pub enum HeartbeatAction {
     None,
     /// Send HB_MSG on connection 0.
     Send,
-    /// The peer has been silent for too long: end the path.
+    /// The peer has been silent for too long: close the path.
     Dead,
 }
 
@@ -106,7 +106,7 @@ impl Heartbeat {
 
     /// Records that this end begins IO. Returns true if the path was idle: the caller must send
     /// HB_MSG immediately, because the peer does not expect the next one until later, and because a
-    /// path that died meanwhile must be detected as early as one in use.
+    /// path that has died must be detected as early as one in use.
     pub fn begin_io(&mut self, now: Instant) -> bool {
         self.in_use();
         if self.announces <= self.interval {
@@ -119,14 +119,14 @@ impl Heartbeat {
         true
     }
 
-    /// Handles an HB_MSG of the peer, which announces its next one within `next`.
+    /// Handles an HB_MSG from the peer, which announces its next one within `next`.
     pub fn announced(&mut self, now: Instant, next: Duration) {
         self.on_traffic(now);
         self.patience = if next > self.interval { next + self.interval } else { self.interval };
         self.next = self.heard + self.patience;
     }
 
-    /// Sends a probe now, whatever the peer has announced. Returns false while a silence is being
+    /// Starts a probe now, whatever the peer has announced. Returns false while a silence is being
     /// probed; otherwise the caller must send HB_MSG.
     pub fn hurry(&mut self, now: Instant) -> bool {
         let waits = self.missed == 0;

@@ -42,7 +42,7 @@ pub struct ImageAddress {
     pub image: String,
     /// Name of a snapshot.
     pub snapshot: Option<String>,
-    /// Configuration file of Ceph; by default that of `CEPH_CONF` or `/etc/ceph/ceph.conf`.
+    /// Ceph configuration file; by default the one in `CEPH_CONF`, or `/etc/ceph/ceph.conf`.
     pub configuration: Option<PathBuf>,
     /// Name of the Ceph user, without the prefix `client.`.
     pub user: String,

@@ -37,8 +37,8 @@ impl Image {
         check(unsafe { (library.rbd_lock_release)(image) })
     }
 
-    /// Breaks the lock of this owner, whose client the OSDs then refuse for a week. Later requests
-    /// of this client run only on OSDs that know of the refusal. Blocks.
+    /// Breaks this owner's lock; the OSDs then refuse its client for a week. Later requests through
+    /// this image run only on OSDs that know of the refusal. Blocks.
     ///
     /// # Errors
     /// EBUSY if another client holds the lock, ENOENT if it is not held, or the cluster's error.

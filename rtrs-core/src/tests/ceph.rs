@@ -1,5 +1,5 @@
 //! Ceph cluster of one monitor and one OSD (`scripts/ceph.sh`): one shared by all tests of a
-//! binary, or one in a network namespace. It ends with the process of the tests, even if that is
+//! binary, or one in a network namespace. It stops when the test process exits, even if that is
 //! killed, because the script waits for the end of its input.
 
 use std::io::Read;
@@ -68,7 +68,7 @@ impl Ceph {
         started.expect("scripts/ceph.sh starts the cluster")
     }
 
-    /// Starts a cluster. Returns None if the script ends before the cluster is up.
+    /// Starts a cluster. Returns None if the script exits before the cluster is up.
     fn try_start(netns: Option<u32>, attempt: u32) -> Option<Self> {
         let space = netns.unwrap_or(0);
         let name = format!("rtrs-ceph-{}-{space}-{attempt}", std::process::id());
@@ -171,11 +171,11 @@ impl Ceph {
     }
 }
 
-/// Whether all threads of a process are stopped.
+/// Returns true if all threads of a process are stopped.
 fn is_stopped(pid: &str) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
     threads.flatten().all(|thread| {
-        // A thread that ended meanwhile has no state.
+        // A thread that has exited has no state.
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
     })

@@ -126,7 +126,7 @@ impl Answer {
 pub struct PlayedClient {
     /// Queue pairs by `cid`.
     pub conns: Vec<QpNum>,
-    /// Chunks of the server, with the keys in force.
+    /// The server's chunks, with their current keys.
     pub chunks: Vec<SgDesc>,
     /// Queue depth granted by the server.
     pub queue_depth: u16,
@@ -210,7 +210,7 @@ impl PlayedClient {
         Some(value)
     }
 
-    /// Requests a connection with any private data.
+    /// Requests a connection with arbitrary private data.
     ///
     /// # Panics
     /// Panics if the fabric cannot start the attempt.
@@ -488,7 +488,7 @@ impl PlayedClient {
         self.send_open_raw(permit, &open.encode(), room);
     }
 
-    /// Sends any OPEN message.
+    /// Sends an arbitrary OPEN message.
     pub fn send_open_raw(&mut self, permit: u16, open: &[u8; Open::LEN], room: usize) {
         self.ask_for((0, permit), open, room);
     }
@@ -502,7 +502,7 @@ impl PlayedClient {
         self.send_discover_raw(at, &Discover { after }.encode(), room);
     }
 
-    /// Sends any DISCOVER message, with `room` bytes for the answer.
+    /// Sends an arbitrary DISCOVER message, with `room` bytes for the answer.
     pub fn send_discover_raw(&mut self, at: (usize, u16), discover: &[u8], room: usize) {
         self.ask_for(at, discover, room);
     }

@@ -18,8 +18,8 @@ pub enum KeyCommand {
     Generate(KeyArgs),
     /// Print the public half of a key, ed25519:BASE64
     ///
-    /// The key of a server goes into server-key of its clients, the key of a client into the
-    /// clients-file of its servers.
+    /// A server's key goes into server-key on its clients, a client's key into the clients-file on
+    /// its servers.
     Show(KeyArgs),
     /// Print the fingerprint of a key, SHA256:BASE64
     ///

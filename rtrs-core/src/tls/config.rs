@@ -257,7 +257,7 @@ pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
     })
 }
 
-/// Disables session resumption: a resumed session would have to be checked against later changes of
+/// Disables session resumption: a resumed session would have to be checked against later changes to
 /// the configuration.
 fn full_handshakes(mut config: ServerConfig) -> ServerConfig {
     config.session_storage = Arc::new(NoServerSessionStorage {});

@@ -15,7 +15,7 @@ const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or they have no cipher in common.
 const NO_COMMON_KIND: &str = "the two ends have no cipher or kind of certificate in common";
 
-/// Describes a handshake error to an end with raw keys or with certificates.
+/// Describes a handshake error for an end with raw keys or with certificates.
 pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
@@ -153,7 +153,7 @@ pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     }
 }
 
-/// Describes an alert from the peer to an end with raw keys or with certificates. For raw keys,
+/// Describes an alert from the peer for an end with raw keys or with certificates. For raw keys,
 /// includes the end's own key if known.
 pub(crate) fn alert_text(
     alert: AlertDescription,

@@ -104,7 +104,7 @@ pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, Error> {
 fn read_checked(path: &Path, bad: impl FnOnce(u32) -> Option<u32>) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Read { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
-    // Query the open file, so that it cannot be replaced meanwhile.
+    // Query the open file, so that it cannot be replaced in between.
     let meta = file.metadata().map_err(failed)?;
     if !meta.is_file() {
         return Err(Error::Content { path: path.into(), why: "it is not a regular file".into() });

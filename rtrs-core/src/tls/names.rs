@@ -46,8 +46,8 @@ pub(super) fn name_of(chain: &[CertificateDer<'_>], roots: &[TrustAnchor<'_>]) -
     is_name(&name).then(|| Arc::from(name))
 }
 
-/// Returns the constraints of the CAs that may belong to a chain. Those of a CA that cannot be
-/// parsed are treated as constraints of other forms.
+/// Returns the constraints of the CAs that may belong to a chain. A CA that cannot be parsed is
+/// treated as one with constraints on other forms.
 fn constraints(
     first: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],

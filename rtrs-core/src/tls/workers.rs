@@ -3,7 +3,7 @@
 //! A signature and a key exchange take a large fraction of a millisecond, too long for a shard.
 //! Handshake steps and other tasks (proofs over RDMA) wait in two bounded queues, from which the
 //! threads take work alternately, so that a flood of one kind does not delay the other. Connections
-//! that were closed meanwhile are skipped.
+//! closed in the meantime are skipped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -93,7 +93,7 @@ impl<J, T> Queue<J, T> {
     }
 }
 
-/// TLS state shared by all shards of a process. Its threads end when it is dropped.
+/// TLS state shared by all shards of a process. Its threads exit when it is dropped.
 pub struct TlsEndpoint {
     role: RwLock<Role>,
     queue: Arc<(Mutex<Queue>, Condvar)>,
@@ -121,7 +121,7 @@ impl TlsEndpoint {
         for _ in 0..WORKERS {
             let queue = Arc::clone(&endpoint.queue);
             let thread = std::thread::Builder::new().name("tls-handshake".into());
-            // The thread ends when the queue is closed.
+            // The thread exits when the queue is closed.
             drop(thread.spawn(move || work(&queue))?);
         }
         Ok(Arc::new(endpoint))

@@ -32,9 +32,9 @@ pub struct IntervalArgs {
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub interval: Time<{ 100 * MILLISECOND }, HOUR>,
 
-    /// End after this many intervals
+    /// Stop after this many intervals
     ///
-    /// Otherwise q or Ctrl-C ends it.
+    /// Otherwise, q or Ctrl-C stops the command.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 
@@ -68,7 +68,7 @@ fn wait_until_end(begin: Instant, interval: Duration) -> Instant {
     end
 }
 
-/// Shows the rates of the groups that `source` returns until the user, or `args`, end it. `title`
+/// Shows the rates of the groups that `source` returns until the user or `args` stops it. `title`
 /// is the command.
 ///
 /// # Errors

@@ -1,8 +1,8 @@
 //! View on a terminal: a full screen that responds to keys.
 //!
 //! While the view is shown, the terminal neither echoes nor waits for line ends. [`restore`]
-//! reverts that in all cases: at the end, on an error, in a panic, and on signals that end or stop
-//! the process. Only SIGKILL leaves the terminal unrestored; `reset` helps then.
+//! reverts that in all cases: at the end, on an error, in a panic, and on signals that terminate or
+//! stop the process. Only SIGKILL leaves the terminal unrestored; `reset` helps then.
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc::{self, Sender};
@@ -124,7 +124,7 @@ fn frame(lines: &[String], rows: usize, columns: usize) -> String {
     format!("{HOME}{}{CLEAR_REST}", shown.join("\r\n"))
 }
 
-/// Ends, stops and continues the process on signals, with the terminal in the right mode.
+/// Terminates, stops and continues the process on signals, with the terminal in the right mode.
 fn watch_signals<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {

@@ -1,6 +1,6 @@
 //! CHALLENGE and AUTH: an extension with which both ends of a path prove their identities.
 //!
-//! A server that requires it announces that in CON_RSP
+//! A server that requires proofs announces this in CON_RSP
 //! ([`Extensions`](super::Extensions::authenticate)), to a client that announced support in CON_REQ
 //! ([`ClientExtensions`](super::ClientExtensions::authenticates)). CHALLENGE is sent as the user
 //! message of a READ, and the answer contains the server's proof; AUTH is sent as the user message

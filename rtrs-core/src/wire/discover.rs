@@ -1,6 +1,6 @@
 //! DISCOVER: an extension with which a client lists the exports that it may open.
 //!
-//! A server that supports DISCOVER announces that in CON_RSP
+//! A server that supports DISCOVER announces this in CON_RSP
 //! ([`Extensions`](super::Extensions::discover)); the message is never sent to other servers. It is
 //! the user message of a READ. The answer is one page of the list, ordered by name; the next page
 //! begins after the last name of a page. A page contains at least one entry, so that a client that

@@ -1,6 +1,6 @@
 //! FENCE: an extension with which a client makes the server discard late requests of a dead path.
 //!
-//! A server that supports FENCE announces that in bytes of CON_RSP that the kernel's server leaves
+//! A server that supports FENCE announces this in bytes of CON_RSP that the kernel's server leaves
 //! zero ([`Extensions`]); FENCE is never sent to other servers. FENCE is the user message of a
 //! WRITE without data, on a connection of a different path of the session, and is answered like a
 //! CLOSE. The answer guarantees that no further request of the named path, from any connect up to

@@ -31,7 +31,7 @@ pub enum Imm {
         /// Offset of the RTRS message in the chunk.
         offset: u32,
     },
-    /// IO_RSP or IO_RSP_W_INV, server to client: the request of this permit has ended.
+    /// IO_RSP or IO_RSP_W_INV, server to client: the request with this permit has completed.
     Response {
         /// Permit that is returned.
         permit: PermitId,
@@ -122,7 +122,7 @@ impl Imm {
     }
 
     /// Decodes an immediate at a server. The caller must check permit and offset against the queue
-    /// depth and the chunk size, and end the path if they are exceeded.
+    /// depth and the chunk size, and close the path if they are exceeded.
     pub fn decode_with(imm: u32, bits: MemBits) -> Self {
         if imm >> IMM_PAYLOAD_BITS != TYPE_IO_REQ {
             return Self::decode(imm);

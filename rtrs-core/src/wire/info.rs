@@ -14,7 +14,7 @@ use super::name::Name;
 use crate::ids::Rkey;
 use crate::limits::{IMM_PAYLOAD_BITS, ceil_log2};
 
-/// INFO_REQ, the first message of the client on connection 0.
+/// INFO_REQ, the client's first message on connection 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InfoReq {
     /// Name of the session. Servers refuse '/' and '.' in it: [`Name::check_session_name`].
@@ -76,7 +76,7 @@ impl SgDesc {
     }
 }
 
-/// INFO_RSP, the first message of the server on connection 0.
+/// INFO_RSP, the server's first message on connection 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InfoRsp {
     /// Descriptors of the chunks, ordered by chunk number.

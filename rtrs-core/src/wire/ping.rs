@@ -88,7 +88,7 @@ pub struct PingHello {
     pub duplex: bool,
     /// Go-aheads invalidate the most recently used key.
     pub server_invalidate: bool,
-    /// The server ends the registration of each read's sink when the read has completed.
+    /// The server deregisters each read's sink once the read has completed.
     pub read_invalidate: bool,
     /// Number of operations in flight, 1 to [`PingHello::DEPTH_MAX`].
     pub depth: u16,

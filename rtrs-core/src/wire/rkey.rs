@@ -1,9 +1,9 @@
 //! RKEY_RSP: the new key of a chunk, 8 bytes of payload in a SEND_WITH_IMM, or 16 with the server's
 //! times (an extension).
 //!
-//! With NEW_RKEY, every answer, including an error, contains one. The key may be any value, even
-//! the old one; a receiver only stores it. The client must check that `permit` equals the one in
-//! the immediate ([`RkeyRsp::check`]).
+//! With NEW_RKEY, every answer, including an error, contains an RKEY_RSP. The key may be any value,
+//! even the old one; a receiver only stores it. The client must check that `permit` equals the one
+//! in the immediate ([`RkeyRsp::check`]).
 
 use super::error::{Fault, WireError};
 use crate::ids::{PermitId, Rkey};

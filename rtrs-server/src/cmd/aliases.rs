@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 use rtrs_core::settings::wants_json;
 
-/// Words of other tools, and our command.
+/// Words used by other tools, and our commands.
 const ALIASES: &[(&str, &[&str])] = &[
     ("stop", &["drain"]),
     ("shutdown", &["drain"]),
@@ -15,11 +15,11 @@ const ALIASES: &[(&str, &[&str])] = &[
     ("show", &["status"]),
 ];
 
-/// Words for an attach, which a server does not do.
+/// Words for attaching, which a server does not do.
 const OF_CLIENT: [&str; 4] = ["mount", "attach", "map", "connect"];
 
-/// Replaces an alias as the first argument after the program. Returns a tip for a word that is not
-/// our command, if it is known.
+/// Replaces an alias as the first argument after the program. Returns a tip for a known word that
+/// is not one of our commands.
 fn replace(args: &mut Vec<OsString>) -> Option<String> {
     let word = args.get(1)?.to_str()?.to_owned();
     if OF_CLIENT.contains(&word.as_str()) {

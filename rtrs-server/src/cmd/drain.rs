@@ -21,11 +21,11 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct DrainArgs {
     /// Maximum time, for example 30s
     ///
-    /// Work that does not end in time is abandoned, as with SIGTERM.
+    /// Work that does not finish in time is abandoned, as with SIGTERM.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub within: Within,
 
-    /// End the server even if the first flush fails or an exported file was deleted
+    /// Stop the server even if the first flush fails or an exported file was deleted
     ///
     /// Use this if the data is already lost or the disk fails every flush. The next server reports
     /// the loss to the clients. Exits with 1. The content of a deleted file is lost.

@@ -49,8 +49,8 @@ use crate::settings::{ExportSpec, OnMissing, Settings};
 ///
 /// Serves RTRS clients over TCP and over RDMA devices. Each flag below that is a setting is also a
 /// key of the configuration file, with the same name. Flags override the file; a repeatable flag
-/// replaces the list of the file. The commands control a running server; before them only --run-dir
-/// and --output can be set.
+/// replaces the list of the file. The commands control a running server; before them, only
+/// --run-dir and --output can be set.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "rtrs-server",
@@ -72,8 +72,8 @@ pub struct LowArgs {
 
     /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
-    /// Refuses what a start would refuse, such as a target that is locked, an address in use,
-    /// or an io_uring that the system refuses. Prints the warnings of a start. If this server
+    /// Refuses what startup would refuse, such as a target that is locked, an address in use, or an
+    /// io_uring that the system refuses. Prints the warnings that startup would log. If this server
     /// itself is running (its name, or without --name its address, in the same run directory),
     /// reports that and does not test what the server holds. Accepts no connections and changes
     /// nothing.
@@ -140,7 +140,7 @@ pub enum Command {
     /// Stop a running server without loss
     ///
     /// Flushes the exports while the server still serves. Then accepts no more connections, ends
-    /// the paths of each session one after the other, each once its requests are answered, and
+    /// the paths of each session one after another, each once its requests are answered, and
     /// flushes the exports again. Clients continue over their other paths and then wait for a
     /// server at the same address. Exits with 0 when the server's process has ended after all of
     /// this. Exits with 1 if requests were left unanswered or data was not flushed, or if the first
@@ -252,7 +252,7 @@ impl LowArgs {
     /// `--print-config`, or serves.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for invalid arguments, otherwise errors of the server or the system.
+    /// [`ErrorKind::Usage`] for invalid arguments, otherwise errors from the server or the system.
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
             Some(Command::Status(args)) => return status::run(args),

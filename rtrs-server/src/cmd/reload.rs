@@ -23,7 +23,7 @@ pub struct ReloadArgs {
     /// Apply the access lists even if they close exports or end sessions, and close deleted files
     ///
     /// The content of a file that was deleted while it was exported is lost when it is closed.
-    /// Without this flag such an export stays as it is.
+    /// Without this flag, such an export stays as it is.
     #[arg(long, conflicts_with = "dry_run")]
     pub force: bool,
 

@@ -7,7 +7,7 @@
 //! A list applies to the export that the configuration defines under the name, so a new
 //! configuration takes effect in two steps. [`narrow_to`](ServerAccess::narrow_to) immediately
 //! denies the access that either configuration denies; [`grant`](ServerAccess::grant) permits what
-//! the new one permits, export by export, when that export is in place. An export that could not be
+//! the new one permits, export by export, once that export is in place. An export that could not be
 //! changed keeps both conditions. An open export that left the configuration remains available to
 //! the sessions that had it open at that time.
 
@@ -50,11 +50,11 @@ pub(super) struct ServerAccess {
     withdrawn: BTreeMap<String, Withdrawn>,
     /// Conditions in addition to the list of an export.
     narrowed: BTreeMap<String, Vec<Grant>>,
-    /// Additional conditions for files found below the search path.
+    /// Additional conditions for files found under the search path.
     narrowed_others: Vec<Grant>,
     /// Whether clients can authenticate.
     has_keys: bool,
-    /// Whether clients can open files below a search path.
+    /// Whether clients can open files under a search path.
     has_search_path: bool,
     /// Whether there has been a list since the configuration was last read.
     closed: bool,
@@ -65,7 +65,7 @@ pub(super) struct ServerAccess {
 }
 
 impl ServerAccess {
-    /// Creates the lists of a starting server.
+    /// Creates the lists for a server that is starting.
     pub(super) fn new(set: &Settings) -> Self {
         let mut access = Self {
             server: Vec::new(),
@@ -138,7 +138,7 @@ impl ServerAccess {
     }
 
     /// Applies the permissions of the configuration to these exports, which match it. Does nothing
-    /// if a newer configuration was read since the one with that number.
+    /// if a newer configuration has been read since the one with that number.
     pub(super) fn grant<'a>(&mut self, configuration: u64, exports: impl Iterator<Item = &'a str>) {
         if configuration != self.configuration {
             return;
@@ -193,7 +193,7 @@ impl ServerAccess {
         former
     }
 
-    /// Reverts the list of an export that a command has set. `configured` is whether the
+    /// Reverts the list of an export that a command has set. `configured` says whether the
     /// configuration defines the export. Does nothing if the list has changed since, or if a
     /// configuration with a different list may have been read. Returns whether the list was
     /// reverted.
@@ -221,7 +221,7 @@ impl ServerAccess {
     }
 
     /// Restores the lists of exports of the configuration with this number that commands have
-    /// removed since it was read. Does nothing if a newer configuration was read since.
+    /// removed since it was read. Does nothing if a newer configuration has been read since.
     pub(super) fn renew(&mut self, configuration: u64, exports: &[ExportSpec]) {
         if configuration != self.configuration {
             return;

@@ -232,8 +232,8 @@ impl Out {
                     (*file, *written) = open(path)?;
                 }
                 file.write_all(lines.as_bytes()).inspect_err(|_| {
-                    // Removes an incomplete line before the next. If that fails, readers see the
-                    // incomplete line.
+                    // Removes an incomplete line before the next is written. If that fails, readers
+                    // see the incomplete line.
                     let _ = file.set_len(*written);
                 })?;
                 *written += len;
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_refuses_what_a_start_would_and_creates_no_file() {
+    fn a_check_refuses_what_startup_would_and_creates_no_file() {
         let dir = Scratch::new("check");
         let of = |path: PathBuf| Settings {
             audit_log: Some(AuditLog::File(path)),
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_recorded_events() {
+    fn dropping_the_log_waits_for_recorded_events() {
         let dir = Scratch::new("end");
         let path = dir.path("audit.log");
         let set = Settings { audit_log: Some(AuditLog::File(path.clone())), ..Settings::default() };
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_gets_a_message_for_each_line() {
+    fn a_journal_receives_a_message_for_each_line() {
         let dir = Scratch::new("journal");
         let socket = dir.path("journal");
         let journal = UnixDatagram::bind(&socket).unwrap();
@@ -455,7 +455,7 @@ mod tests {
         for number in 0..100_000 {
             sink.record(|| opened("intruder", number));
         }
-        // This waits longer than a stop does.
+        // This waits longer than stopping does.
         let (queue, writing) = thread.0.take().unwrap();
         queue.send(Job::End).unwrap();
         writing.join().unwrap();

@@ -1,4 +1,4 @@
-//! `--check`: refuses what a start would refuse, and changes nothing.
+//! `--check`: refuses what startup would refuse, and changes nothing.
 
 use rtrs_core::local::{SocketState, check_socket_path, request, socket_state};
 use rtrs_core::metrics::MetricsServer;
@@ -46,7 +46,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Finds the running server of these settings, if any.
+    /// Finds the running server with these settings, if any.
     fn find(set: &Settings, portals: &Portals) -> Result<Option<Self>, Error> {
         let run_dir = privileges::run_dir(set)?;
         let named = set.name.as_ref().get().map(|name| run_dir.server_socket(name.get()));
@@ -94,7 +94,7 @@ impl Running {
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) running: Option<Running>,
-    /// Warnings that a start would log, besides those of the settings.
+    /// Warnings that startup would log, besides those of the settings.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
 }
 
 /// Checks that the control socket can be created if the settings require it, and that the state
-/// directory is writable. Returns the warnings of a start.
+/// directory is writable. Returns the warnings that startup would log.
 fn check_directories(set: &Settings, user: Option<&RunAs>) -> Result<Vec<String>, Error> {
     let account = user.map(RunAs::account);
     let checked = check_run_dir(set, user);

@@ -2,9 +2,9 @@
 //!
 //! Owns [`ServerControl`]. A thread serves the requests one at a time and sends messages to the
 //! control shard, which no backend can delay. A drain has its own thread, because it flushes the
-//! exports first; the server's main thread sends its reply after all other threads have ended. If
-//! neither `--name` nor `--run-dir` is set, a server that cannot create its control socket runs
-//! without one.
+//! exports first; the server's main thread sends the drain's reply after all other threads have
+//! ended. If neither `--name` nor `--run-dir` is set, a server that cannot create its control
+//! socket runs without one.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -204,7 +204,7 @@ impl ServerControl {
     }
 }
 
-/// Error of a file that could not be created in the run directory.
+/// Error for a file that could not be created in the run directory.
 fn not_created(kind: ErrorKind, what: String, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -360,7 +360,7 @@ impl Shared {
         *draining = Some(Draining { stream, until, answer, first_flush });
     }
 
-    /// Ends a drain that has not begun.
+    /// Refuses a drain that has not begun.
     fn refuse_drain(&self, stream: &UnixStream, why: &str, hint: &str) {
         tracing::error!("not draining, still serving: {why}");
         self.changes.commands.record_drain(Some(why));
@@ -392,8 +392,7 @@ fn refuse(stream: &UnixStream, why: impl Into<String>) {
     reply::<()>(stream, Err(why.into()));
 }
 
-/// Releases exports to other gateways if possible, so that those need not take the exports by
-/// force.
+/// Releases exports to other gateways if possible, so that they need not take the exports by force.
 fn give_up(exports: &ExportTable, limit: Duration) {
     let until = Instant::now() + limit;
     for (_, export) in exports.all() {
@@ -424,7 +423,7 @@ impl Flush {
                 now_at.lock().clone_from(&export.name);
                 let _running = export.epoch.begin_flush();
                 if let Err(error) = export.source.settle() {
-                    // The failure is the answer; the log reports an epoch that is not saved.
+                    // The error is returned; the log reports an epoch that is not saved.
                     let _ = wait_saved(&export.epoch, export.epoch.raise());
                     let text = format!("export {:?} cannot be flushed: {error}", export.name);
                     flushed = flushed.and_then(|()| Err(io::Error::new(error.kind(), text)));

@@ -13,8 +13,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(3600);
 /// Interval between log lines.
 const REMIND_EVERY: Duration = Duration::from_secs(24 * 3600);
 
-/// Starts the reminder thread, which ends within an hour after the endpoint is dropped. The startup
-/// has already logged the first warning.
+/// Starts the reminder thread, which ends within an hour after the endpoint is dropped. Startup has
+/// already logged the first warning.
 pub(super) fn watch(endpoint: &Arc<TlsEndpoint>) -> std::io::Result<()> {
     let endpoint = Arc::downgrade(endpoint);
     thread::Builder::new().name("tls-expiry".into()).spawn(move || look(&endpoint))?;

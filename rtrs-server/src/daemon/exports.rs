@@ -1,9 +1,9 @@
 //! The exports of a running server, and their changes.
 //!
-//! Owns [`Exports`]. Changes run on threads of the control socket, of a signal or of the daemon,
-//! never on a shard, because opening, flushing and closing a file may block; each holds the turn of
-//! its export, or of all of them (`turns.rs`). The control shard tracks which sessions have an
-//! export open (`engine/control/exports.rs`). A removed export is released when its last request
+//! Owns [`Exports`]. Changes run on threads of the control socket, of the signal handler or of the
+//! daemon, never on a shard, because opening, flushing and closing a file may block; each holds the
+//! turn of its export, or of all of them (`turns.rs`). The control shard tracks which sessions have
+//! an export open (`engine/control/exports.rs`). A removed export is released when its last request
 //! has ended on every shard: a thread then flushes and closes it, which frees its lock, and records
 //! a failed flush for the next opener of the same file.
 
@@ -87,7 +87,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Creates the state of a starting server with these exports.
+    /// Creates the state for a server that starts with these exports.
     pub(super) fn new(
         table: Arc<ExportTable>,
         opener: Arc<Opener>,
@@ -223,7 +223,7 @@ impl Exports {
         in_time(move || opener.open_shared(&spec))
     }
 
-    /// Opens exports at the same time without exporting them. Refuses names that are taken.
+    /// Opens exports concurrently without exporting them. Refuses names that are taken.
     pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Vec<Opened> {
         let opened = self.opener.open_all(specs).into_iter().zip(specs);
         let checked = opened.map(|(opened, spec)| {
@@ -258,7 +258,7 @@ impl Exports {
     }
 
     /// Removes an export from the table, so that it can no longer be opened. Returns the export,
-    /// and the sessions that had it open. The error includes whether it is open.
+    /// and the sessions that had it open. The error says whether it is open.
     pub(super) fn unpublish(
         &self,
         name: &str,
@@ -362,7 +362,7 @@ pub(super) fn check(spec: &mut ExportSpec) -> Result<(), String> {
     checked.map_err(|error| error.chain().to_string())
 }
 
-/// Checks the settings of exports at the same time, as [`check`] does.
+/// Checks the settings of exports concurrently, as [`check`] does.
 pub(super) fn check_all(specs: &[ExportSpec]) -> Vec<Result<(), String>> {
     all_in_time(specs, |mut spec: ExportSpec| check(&mut spec))
 }

@@ -35,7 +35,7 @@ pub(crate) struct Sources {
     boot: Option<u64>,
     /// Number that identifies this process.
     process: u64,
-    /// Number of exports in memory so far.
+    /// Number of memory exports created so far.
     in_memory: Arc<AtomicU64>,
 }
 

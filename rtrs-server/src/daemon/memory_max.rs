@@ -1,4 +1,4 @@
-//! The memory limit of chunks: as configured, or derived from the host's memory.
+//! The memory limit for chunks: as configured, or derived from the host's memory.
 
 use std::fs;
 

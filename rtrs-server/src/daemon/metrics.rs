@@ -46,13 +46,13 @@ pub(crate) struct ServerMetrics {
     senders: Arc<[Sender<Message>]>,
     control: ControlShard,
     exports: Arc<ExportTable>,
-    /// Present with certificates or keys.
+    /// Present if the server has certificates or keys.
     tls: Option<Arc<TlsEndpoint>>,
     started: f64,
 }
 
 impl ServerMetrics {
-    /// Creates the collector of a starting server with these shards and exports.
+    /// Creates the collector for a server that starts with these shards and exports.
     pub(crate) fn new(
         senders: &Arc<[Sender<Message>]>,
         exports: &Arc<ExportTable>,
@@ -92,7 +92,7 @@ impl ServerMetrics {
         let mut exports: BTreeMap<String, ExportSums> = BTreeMap::new();
         for at in 0..u16::try_from(self.exports.len()).unwrap_or(u16::MAX) {
             let Some(export) = self.exports.get(ExportIndex(at)) else { continue };
-            // Below %SESSNAME%, exports of several sessions can have the same name.
+            // Under %SESSNAME%, exports of several sessions can have the same name.
             let sums = exports.entry(export.name.clone()).or_default();
             sums.totals.add(&export.counters.totals());
             sums.rises += u64::from(export.epoch.rises());
@@ -146,15 +146,15 @@ impl ServerMetrics {
 struct ExportSums {
     totals: ExportTotals,
     rises: u64,
-    /// Whether a path leads to a different file; `None` without a path.
+    /// Whether a path now leads to a different file; `None` if there is no path.
     replaced: Option<bool>,
 }
 
 fn add_export(out: &mut Samples, name: &str, sums: &ExportSums) {
     let ExportSums { totals, rises, replaced } = sums;
     for (op, of_op) in OP_NAMES.iter().zip(&totals.ops) {
-        // Unused operations are omitted: a thousand exports with five operations each would make a
-        // long text.
+        // Unused operations are omitted: a thousand exports with five operations each would make
+        // the output very long.
         if of_op.times.count() > 0 {
             out.add_times(&m::IO_SECONDS, &[ROLE, name, op], &of_op.times);
             out.add(&m::IO_BYTES, &[ROLE, name, op], of_op.bytes);

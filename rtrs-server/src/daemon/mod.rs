@@ -2,14 +2,14 @@
 //!
 //! `serve` starts and ends everything; `shards` runs the threads of the shards; `portals` creates
 //! the providers and listens; `driver` runs the engine of one shard on its ring; `search` finds
-//! exports below the search path; `identity` determines the IDs of disks and files;
+//! exports under the search path; `identity` determines the IDs of disks and files;
 //! `control_socket` serves the commands, which reach the control shard through `control_shard`;
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
 //! configuration, in the order of `readings`; `status` summarizes the server; `tunables` changes
 //! settings while it runs; `sizes` detects exports that grow; `targets` reopens exports whose path
 //! leads to another file; `audit` writes the audit log; `expiry` warns about a certificate that is
 //! about to expire; `authenticate` checks the proofs of clients on threads; `metrics` collects the
-//! data of scrapes; `open_files` compares the limit of descriptors with the settings; `privileges`
+//! data for scrapes; `open_files` compares the limit on descriptors with the settings; `privileges`
 //! changes to another user.
 
 mod access;

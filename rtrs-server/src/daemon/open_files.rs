@@ -22,7 +22,7 @@ const SHARD: u64 = 16;
 const ENDING: u64 = 128;
 /// Maximum number of simultaneous pings.
 const PINGS: u64 = 64;
-/// Maximum number of open exports below the search path.
+/// Maximum number of open exports under the search path.
 const FOUND_MAX: u64 = 64;
 
 /// Number of descriptors that a server needs.

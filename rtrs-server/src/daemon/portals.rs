@@ -76,7 +76,7 @@ pub(crate) fn passed() -> Result<Vec<PassedSocket>, Error> {
 /// Providers of a server, and the addresses they listen on.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
-    /// Present with certificates or keys: for tls://, and for clients' proofs over other schemes.
+    /// Set with certificates or keys: for tls://, and for clients' proofs over other schemes.
     endpoint: Option<Arc<TlsEndpoint>>,
     targets: Vec<Target>,
     passed: Arc<[PassedSocket]>,
@@ -185,7 +185,7 @@ impl Portals {
     }
 
     /// Checks that the TCP addresses can be listened on, except those that this server or the
-    /// service manager already holds. No client can connect meanwhile.
+    /// service manager already holds. No client can connect in the meantime.
     ///
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
@@ -247,7 +247,7 @@ impl Portals {
 }
 
 /// Portals of a server without `listen`: TCP, on the sockets of the service manager if there are
-/// any, and RDMA if it is available. With certificates or keys, TLS instead of both.
+/// any, and RDMA if it is available. If the server has certificates or keys, TLS instead of both.
 fn automatic(plan: &Plan, passed: &[PassedSocket]) -> (Vec<Target>, Option<Rdma>) {
     let (set, has_tls) = (&plan.settings, plan.has_tls());
     let port = if set.ping_only && set.rping && !has_tls { RPING_PORT } else { PORT_DEFAULT };

@@ -1,6 +1,6 @@
-//! Setting `user`: the work that the server does as root, and its change to a different user.
+//! The setting `user`: the work that the server does as root, and its change to a different user.
 //!
-//! Owns [`RunAs`]. As root the server opens its exports, creates the run and state directories for
+//! Owns [`RunAs`]. As root, the server opens its exports, creates the run and state directories for
 //! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops all privileges
 //! of root on all threads, and verifies the result; no shard serves clients before that
 //! (`serve.rs`). The control socket and the metrics are opened afterwards, so they belong to the
@@ -48,7 +48,7 @@ const CHECK_AGAIN: Duration = Duration::from_millis(1);
 /// Maximum time to wait for threads that cannot take a signal.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
-/// The user that the server runs as after its start.
+/// The user that the server runs as once it has started.
 #[derive(Debug)]
 pub(super) struct RunAs {
     account: Account,
@@ -138,7 +138,7 @@ impl RunAs {
         }
     }
 
-    /// Changes all threads to the user, irrevocably. `pins_memory` is whether paths will register
+    /// Changes all threads to the user, irrevocably. `pins_memory` says whether paths will register
     /// memory.
     ///
     /// # Errors

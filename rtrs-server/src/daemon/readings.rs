@@ -1,6 +1,6 @@
 //! Order of the reloads: the configuration that was read last is the last one applied.
 //!
-//! A number is raised before each reading, so that a command that saves an export can find out
+//! A number is incremented before each reading, so that a command that saves an export can find out
 //! whether a reload may have read the old file: if no reload is running when the command begins,
 //! and the number is the same after the file is written, each reload reads the new file.
 
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readings_are_applied_in_their_order() {
+    fn readings_are_applied_in_order() {
         let readings = Readings::default();
         let [first, second, third] = [(); 3].map(|()| readings.begin());
         assert!(second.may_apply() && !first.may_apply());

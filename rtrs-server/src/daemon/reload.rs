@@ -1,14 +1,14 @@
 //! `reload`: rereads the configuration and applies it to the exports.
 //!
 //! Defines [`Reload`]. Nothing changes if the configuration, a certificate or a key is invalid,
-//! except for a server certificate that is already in use and has expired meanwhile. Restrictions
-//! are applied first, and wait for nothing: no disk, no export and no other change delays the end
-//! of clients that lose access. Then the exports are changed. A new export that cannot be opened
-//! counts as failed, as it does at startup; where `on-missing` makes a start refuse it, no export
-//! changes, and the error lists what was applied before. Permissions are applied last, to exports
-//! that match the configuration: a list is never applied to an export that another configuration
-//! defined under the same name. An open export is neither removed nor changed, only reported.
-//! Exports added by a command stay, unless the configuration names them.
+//! except for a server certificate that is already in use and has since expired. Restrictions are
+//! applied first, and wait for nothing: no disk, no export and no other change delays the
+//! disconnection of clients that lose access. Then the exports are changed. A new export that
+//! cannot be opened counts as failed, as it does at startup; where `on-missing` makes a start
+//! refuse it, no export changes, and the error lists what was applied before. Permissions are
+//! applied last, to exports that match the configuration: a list is never applied to an export that
+//! another configuration defined under the same name. An open export is neither removed nor
+//! changed, only reported. Exports added by a command stay, unless the configuration names them.
 
 mod apply;
 
@@ -35,7 +35,7 @@ use crate::settings::{ExportSpec, Settings, exports_dir};
 /// Rereads the flags and the configuration file, if there is one.
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
-/// Warning of a reload whose exports another reload has replaced already.
+/// Warning for a reload whose exports another reload has already superseded.
 const SUPERSEDED: &str = "another reload has already applied a later reading of the \
                           configuration; the exports follow that";
 
@@ -61,7 +61,7 @@ type ReadTls = (TlsServerConfig, Option<String>);
 /// A configuration whose restrictions have been applied, but not its exports and permissions.
 pub(crate) struct ReadConfig<'a> {
     set: Settings,
-    /// Number of its access lists.
+    /// Configuration number of its access lists.
     lists: u64,
     accepts: Accepts,
     reading: Reading<'a>,
@@ -72,7 +72,7 @@ pub(super) struct Reload {
     reread: Reread,
     running: Settings,
     audit: AuditSink,
-    /// Present with certificates or keys.
+    /// Present if the server has certificates or keys.
     tls: Option<Arc<TlsEndpoint>>,
     /// Held while reading and applying access, so that the last configuration read is the last one
     /// applied.
@@ -107,7 +107,7 @@ impl Reload {
 
     /// Sets the lock that the commands of the control socket use.
     pub(super) fn set_save_lock(&self, lock: SaveLock) {
-        // There is one control socket.
+        // There is only one control socket.
         drop(self.save_lock.set(lock));
     }
 
@@ -170,7 +170,7 @@ impl Reload {
     ) -> Result<(), String> {
         let ReadConfig { set, lists, accepts, reading } = read;
         // Collected after the access changes, because reading files and users must not delay the
-        // end of any client.
+        // disconnection of any client.
         done.warnings.extend(warnings(&set));
         warn(done.certificate.iter().chain(&done.warnings).cloned().collect());
         if set.ping_only {
@@ -284,8 +284,8 @@ impl Reload {
         Ok(done)
     }
 
-    /// Checks that exports below the search path have no list. It is the search path of the running
-    /// server, since only a restart changes it. May wait for a file system.
+    /// Checks that exports under the search path have no list. The search path is the running
+    /// server's, since only a restart changes it. May wait for a file system.
     fn check_below(&self, set: &Settings) -> Result<(), String> {
         let check = |spec: &ExportSpec| check_below(spec, &self.running.search_path);
         let checked = set.export.iter().try_for_each(check);
@@ -392,7 +392,7 @@ fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Error of a reload that changes no export, including what was applied before.
+/// Error for a reload that changes no export, including what was applied before.
 fn refused(why: &str, done: &Reloaded) -> String {
     match access_text(done, "lost") {
         None => format!("nothing changed: {why}"),
@@ -400,7 +400,7 @@ fn refused(why: &str, done: &Reloaded) -> String {
     }
 }
 
-/// Error of a preview, including what would be applied.
+/// Error for a preview, including what would be applied.
 fn would_be_refused(why: &str, done: &Reloaded) -> String {
     match access_text(done, "would lose") {
         None => format!("nothing would change: {why}"),

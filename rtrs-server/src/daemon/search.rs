@@ -7,9 +7,9 @@
 //! name has come to lead to a different file, that file is opened as a separate export.
 //!
 //! Names cannot leave the search path: the control shard refuses names with `..`, and the target of
-//! a symbolic link must be below the path, with all links of the path itself resolved. The resolved
+//! a symbolic link must be under the path, with all links of the path itself resolved. The resolved
 //! path is then walked again without links (openat2 with RESOLVE_BENEATH), and all later operations
-//! use the descriptor of the file found there. A directory that is replaced by a link meanwhile
+//! use the descriptor of the file found there. Replacing a directory with a link in the meantime
 //! therefore has no effect.
 
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ pub(crate) struct SearchPath {
     pub(crate) by_session: bool,
 }
 
-/// Handle of the search thread.
+/// Handle to the search thread.
 #[derive(Debug)]
 pub(crate) struct Searcher {
     searches: Sender<Search>,
@@ -177,7 +177,7 @@ impl Shelf {
 /// Reason for refusing a name.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    /// Error of the system.
+    /// Error from the system.
     #[error("{0}")]
     System(#[from] io::Error),
     /// A link leads out of the search path.
@@ -205,7 +205,7 @@ impl Refused {
 }
 
 impl SearchPath {
-    /// Resolves a name to a path below the search path.
+    /// Resolves a name to a path under the search path.
     fn resolve(&self, session: &[u8], name: &[u8]) -> Result<Place, Refused> {
         let mut base = self.prefix.clone();
         if self.by_session {
@@ -221,7 +221,7 @@ impl SearchPath {
     }
 }
 
-/// A directory, and a path below it, both without links.
+/// A directory, and a path under it, both without links.
 #[derive(Debug)]
 struct Place {
     base: PathBuf,
@@ -250,7 +250,7 @@ impl Place {
 /// Identity of a file: `st_dev`, `st_ino`, `st_rdev`. Unique while the file is open.
 type FileKey = (u64, u64, u64);
 
-/// A file or block device below the search path.
+/// A file or block device under the search path.
 #[derive(Debug)]
 struct Found {
     /// Path at the time of the lookup.

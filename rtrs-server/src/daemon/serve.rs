@@ -372,7 +372,7 @@ fn log_start(setup: &Setup, portals: &[String]) {
     );
 }
 
-/// Starts the thread that finds exports below the search path, if configured.
+/// Starts the thread that finds exports under the search path, if configured.
 fn start_finder(
     set: &Settings,
     sources: &Sources,

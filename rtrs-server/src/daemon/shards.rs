@@ -1,7 +1,7 @@
 //! Threads of the shards: their common parameters, startup and shutdown.
 //!
 //! Each thread creates its own ring, providers and engine, reports the result, and waits until the
-//! main thread lets it serve. A shard that ends unexpectedly ends the others.
+//! main thread lets it serve. A shard that ends unexpectedly stops the others.
 
 use std::io;
 use std::sync::{Arc, OnceLock, mpsc};
@@ -44,7 +44,7 @@ impl Setup {
         self.released.get_or_init(|| ());
     }
 
-    /// Ends the shards.
+    /// Stops the shards.
     pub(super) fn stop(&self) {
         stop_all(&self.senders);
         self.release();
@@ -64,7 +64,7 @@ pub(super) struct ShardThreads {
 }
 
 impl ShardThreads {
-    /// Starts a thread per shard. Ends the others if one cannot be started.
+    /// Starts a thread per shard. Stops the others if one cannot be started.
     pub(super) fn start(
         setup: &Arc<Setup>,
         mailboxes: Vec<Mailbox<Message>>,
@@ -108,7 +108,7 @@ impl ShardThreads {
     }
 }
 
-/// Ends the other shards when one ends unexpectedly.
+/// Stops the other shards when one ends unexpectedly.
 struct Alarm {
     core: CoreIndex,
     senders: Arc<[Sender<Message>]>,
@@ -149,7 +149,7 @@ fn run_shard(
             (ring, shard)
         }
         Err(error) => {
-            // The main thread ends the other shards and returns this error.
+            // The main thread stops the other shards and returns this error.
             alarm.armed = false;
             let _ = report.send(Err(error));
             return Ok(());

@@ -3,7 +3,7 @@
 //! A file or disk that grows enlarges its export automatically (`backend/file/watch.rs`). A thread
 //! compares the sizes of all exports once a second, at the cost of one load and a copy each, and
 //! reports changes to the control shard, which informs the clients (`engine/control/announce.rs`).
-//! Truncating a target needs `--force`. Accepting a target that was truncated from outside needs
+//! Truncating a target needs `--force`. Accepting a target that something else truncated needs
 //! `--force` only while the export is open. Both raise the export's epoch, so that a flush of each
 //! session reports its unflushed writes as lost.
 
@@ -25,7 +25,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 /// Interval between comparisons.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts the thread that compares sizes. It ends soon after the table is dropped.
+/// Starts the thread that compares sizes. The thread ends soon after the table is dropped.
 pub(super) fn watch(table: &Arc<ExportTable>, control: ControlShard) -> std::io::Result<()> {
     let table = Arc::downgrade(table);
     thread::Builder::new().name("export-sizes".into()).spawn(move || look(&table, &control))?;

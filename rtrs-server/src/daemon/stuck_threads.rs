@@ -60,7 +60,7 @@ mod tests {
         let dir = tasks.join(thread);
         fs::create_dir_all(&dir).unwrap();
         let status = format!("Name:\texport-{thread}\nState:\t{state}\nTgid:\t1\n");
-        // The file is replaced as a whole, because it may be read meanwhile.
+        // The file is replaced as a whole, because it may be read at any time.
         fs::write(dir.join("new"), status).unwrap();
         fs::rename(dir.join("new"), dir.join("status")).unwrap();
     }
@@ -81,7 +81,7 @@ mod tests {
             set(&dir.0, "1", "D (disk sleep)");
             set(&dir.0, "3", "S (sleeping)");
             thread::sleep(2 * LOOK_AGAIN);
-            // Each thread waits for a disk for a moment, but none all the time.
+            // Each thread waits for a disk briefly, but none all the time.
             set(&dir.0, "1", "S (sleeping)");
             assert_eq!(waits.join().unwrap(), Ok(()));
         });

@@ -90,7 +90,7 @@ fn closed_exports(set: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the warnings that a start with these settings would produce for the rules of a list.
+/// Returns the warnings that startup with these settings would log for the rules in a list.
 pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
     let mut all: Vec<String> = without_interface(rules.iter()).collect();
     if rules.iter().all(|rule| rule.name().is_none()) {

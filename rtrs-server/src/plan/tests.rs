@@ -7,7 +7,7 @@ use rtrs_core::settings::print;
 use rtrs_core::skip::skip;
 use std::path::PathBuf;
 
-/// A directory of this test, removed at its end.
+/// A directory for this test, removed when the test ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -47,7 +47,7 @@ fn check_error(spec: &str) -> String {
 }
 
 #[test]
-fn a_start_waits_for_missing_targets_as_its_settings_say() {
+fn startup_waits_for_missing_targets_as_configured() {
     let check = |exports: &[&str], on_missing| {
         let export = exports.iter().map(|spec| spec.parse().unwrap()).collect();
         let set = Settings { export, on_missing, ..Settings::default() };
@@ -70,7 +70,7 @@ fn a_start_waits_for_missing_targets_as_its_settings_say() {
 }
 
 #[test]
-fn a_missing_file_below_the_search_path_also_needs_the_servers_list() {
+fn a_missing_file_under_the_search_path_also_needs_the_servers_list() {
     let dir = std::env::temp_dir().join(format!("rtrs-below-{}", std::process::id()));
     let (below, beside) = (dir.join("below"), dir.join("beside"));
     fs::create_dir_all(&below).unwrap();
@@ -159,8 +159,8 @@ fn values_and_combinations_are_validated() {
         ),
         ("export: n=null:8E", "size 8E is too large; use less than 8E"),
         ("export: 'n=null:1M,direct=on'", "direct=on needs a file or block device; leave it out"),
-        ("{ping-only: true, no-ping: true}", "ping-only and no-ping exclude each other"),
-        ("{rping: true, no-ping: true}", "rping and no-ping exclude each other; leave one out"),
+        ("{ping-only: true, no-ping: true}", "ping-only and no-ping are mutually exclusive"),
+        ("{rping: true, no-ping: true}", "rping and no-ping are mutually exclusive; drop one"),
     ] {
         let error = plan(yaml).unwrap_err();
         assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2), "{yaml}");

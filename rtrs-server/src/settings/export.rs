@@ -7,9 +7,10 @@
 //! the first two also for reads or writes only (`iops-read`), and `[,id=ID][,access=WHO:MODE]`; and
 //! the map of a configuration file with the same names as keys.
 //!
-//! In the text form a backslash makes the next character literal: `\,` and `\=` put a comma or an
+//! In the text form, a backslash makes the next character literal: `\,` and `\=` put a comma or an
 //! equals sign into a name or a path, `\\` a backslash. An equals sign after a path that begins
-//! with `/`, `./` or `../`, or after a URL, needs no backslash. In the map form nothing is escaped.
+//! with `/`, `./` or `../`, or after a URL, needs no backslash. In the map form, nothing is
+//! escaped.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -202,13 +203,13 @@ rtrs_core::settings! {
         direct: AutoSwitch = "auto",
         /// Logical block size; auto is that of the block device, otherwise 512
         block_size: BlockSize = "auto",
-        /// Export for writing even where the file system has no locks (flock); take neither qemu's
-        /// image locks nor the lock of the RBD image
+        /// Export for writing even if the file system does not support locks (flock); take neither
+        /// qemu's image locks nor the lock of the RBD image
         no_lock: bool = "false",
         /// Share the RBD image with gateways on other servers: one serves it, and the others can
         /// take over
         gateway: bool = "false",
-        /// Configuration of Ceph, for rbd:
+        /// Ceph configuration file, for rbd:
         conf: Option<PathBuf> = "/etc/ceph/ceph.conf",
         /// Ceph user, without client., for rbd:
         user: Option<String> = "admin",
@@ -220,24 +221,24 @@ rtrs_core::settings! {
         delay: Time<0, { 10 * MINUTE }> = "0s",
         /// Fraction of requests that fail with EIO, 0 to 1; for tests
         error_rate: ErrorRate = "0",
-        /// Limit of requests per second, for all clients together; see docs/how-to/limit.md
+        /// Limit on requests per second, for all clients together; see docs/how-to/limit.md
         iops: RequestRate = "none",
-        /// Limit of reads per second
+        /// Limit on reads per second
         iops_read: RequestRate = "none",
-        /// Limit of writes, discards and write zeroes per second
+        /// Limit on writes, discards and write zeroes per second
         iops_write: RequestRate = "none",
-        /// Limit of bytes per second, for all clients together
+        /// Limit on bytes per second, for all clients together
         bandwidth: ByteRate = "none",
-        /// Limit of bytes read per second
+        /// Limit on bytes read per second
         bandwidth_read: ByteRate = "none",
-        /// Limit of bytes written per second
+        /// Limit on bytes written per second
         bandwidth_write: ByteRate = "none",
         /// Allowance that an unused export saves up, as time at each limit
         burst: Time<{ 10 * MILLISECOND }, MINUTE> = "100ms",
         /// Identify the export to clients by this text, 1 to 255 bytes; see
         /// docs/explanation/identity.md
         id: Option<Id> = "derived from the file or disk",
-        /// Access list of this export, as WHO:ro or WHO:rw; by default that of the server applies
+        /// Access list of this export, as WHO:ro or WHO:rw; by default, the server's list applies
         access: Vec<AccessRule> = "",
     }
 }

@@ -1,7 +1,7 @@
 //! The value of `search-path`: where to look up names that are not exported.
 //!
 //! Defines [`SearchSpec`]: `off`, or an absolute directory, which may end with `%SESSNAME%`.
-//! `search.rs` looks up names below it.
+//! `search.rs` looks up names under it.
 
 use std::fmt;
 use std::path::PathBuf;

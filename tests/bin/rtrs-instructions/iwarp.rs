@@ -1,4 +1,4 @@
-//! Writes with immediate data between two iWARP connections of one thread.
+//! Writes with immediate data between two iWARP connections on one thread.
 
 use std::io;
 use std::net::SocketAddr;
@@ -111,7 +111,7 @@ impl End {
     }
 }
 
-/// Writes `count` times 4 KiB with immediate data over a connection, `DEPTH` at a time.
+/// Writes 4 KiB with immediate data `count` times over a connection, `DEPTH` at a time.
 pub(crate) fn run(count: u64) -> io::Result<()> {
     let listen = SocketAddr::from(([127, 0, 0, 1], 0));
     let mut ends = [End::new(Some(listen))?, End::new(None)?];

@@ -7,11 +7,11 @@
 # in-all: no
 #
 # Every peer has its own disk, all of the same kind, and stays up throughout. Each pass goes through
-# the rows, and for each row through the peers, so that compared measurements run within the same
-# minute. scripts/lab.sh reads RTRS_LAB_BENCH_PASSES [3], RTRS_LAB_BENCH_SECONDS [4, for each
-# measurement], and RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, which select peers and rows. A
-# measurement that hangs and a peer that cannot be started are reported and left out. No speed makes
-# the scenario fail.
+# the rows and, for each row, through the peers, so that measurements that are compared run within
+# the same minute. scripts/lab.sh reads RTRS_LAB_BENCH_PASSES [3], RTRS_LAB_BENCH_SECONDS [4, for
+# each measurement], and RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, which select peers and rows.
+# A measurement that hangs and a peer that cannot be started are reported and left out. The scenario
+# never fails for being slow.
 
 # Ours over RDMA, ours without always-invalidate, and two kernel peers over RDMA; then, over TCP,
 # ours with CRC32C and ours without.
@@ -146,7 +146,8 @@ cable_bytes() {
     echo $(($(cat $from/rx_bytes) + $(cat $from/tx_bytes)))
 }
 
-# Runs one measurement. A hung measurement is abandoned, because its process cannot be waited for.
+# Runs one measurement. A measurement that hangs is abandoned, because its process cannot be waited
+# for.
 measure() { # pass row peer
     local fio bytes moved iops limit=$((SECONDS_EACH + 40))
     bytes=$(cable_bytes)

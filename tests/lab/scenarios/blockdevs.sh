@@ -47,7 +47,7 @@ compare() { # name target size logical_block write_cache discard
     assert_true "$name: the volume detaches" detach "$name"
 }
 
-# Exports the file of a loop device, which is then detached. The device is the export `loop`.
+# Exports the file under a loop device, which is then detached. The device is the export `loop`.
 below_loop() { # device
     local below=below=$LAB_WORK/loop.img
     expect_match "the file of a loop device is not exported" \

@@ -6,7 +6,7 @@
 # groups: issue ours
 
 serve() {
-    # The queue depth is small, since registering the chunks takes most of a round.
+    # The queue depth is small because registering the chunks takes most of a round.
     start_server --export "vol=$DISK" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2 \
         --queue-depth 64
 }
@@ -71,8 +71,7 @@ kill_server() { # round
     kill -9 "$LAB_SERVER"
     wait "$LAB_SERVER"
     serve
-    # The requests in flight end with an error, or wait for the path; the time is bounded either
-    # way.
+    # The requests in flight fail or wait for the path; the time is bounded either way.
     assert_within 60 "server $1: the session connects to the new server" are_connected vol 2
     kill "$fio"
     assert_within 40 "server $1: fio ends" eval "! kill -0 $fio"

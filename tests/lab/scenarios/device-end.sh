@@ -132,7 +132,7 @@ others() {
     mkdir -p mnt
     mount /dev/nbd0 mnt
     in_time 12 rtrs-client detach a --force --within 1s
-    # The exit code is 1 if the journal was being written at that moment.
+    # The exit code is 1 if the journal was being written at that time.
     expect_match "a forced detach of a mounted device ends in time" "$?" '^[01]$'
     timeout 20 umount mnt
     assert_within 10 "the unmounted device is free" is_free

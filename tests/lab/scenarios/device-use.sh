@@ -82,7 +82,7 @@ partitions() {
     assert_true "detach" timeout 30 rtrs-client detach a
     assert_within 10 "the partitions are gone" eval "! test -e /sys/block/nbd0/nbd0p1"
     assert_true "attach again" attach a --device /dev/nbd0
-    # Immediately, not a moment later.
+    # The partitions must be there immediately.
     expect_eq "lsblk shows the partitions" "$(lsblk -nro NAME,SIZE,TYPE /dev/nbd0 | xargs)" \
         "nbd0 512M disk nbd0p1 64M part nbd0p2 446M part"
     expect_true "a partition can be used" mkfs.ext4 -q /dev/nbd0p1

@@ -24,7 +24,7 @@ start_gateway() { # number
     wait_until 60 "gateway $1 to listen" grep -q '^listening on ' "$out"
 }
 
-# The states of the paths: to gateway 0 and to gateway 1.
+# Prints the states of the paths: to gateway 0 and to gateway 1.
 states() {
     client_json status vol '[.paths[].state] | join(" ")'
 }
@@ -33,7 +33,7 @@ are_states() { # states
     [ "$(states)" = "$1" ]
 }
 
-# The gateway that serves the volume.
+# Prints the gateway that serves the volume.
 active() {
     client_json status vol '[.paths[].state] | index("connected")'
 }

@@ -10,13 +10,13 @@
 
 # Tags of the hanging disk. Further requests wait in the kernel, where they block a thread.
 TAGS=32
-# Minimum number of requests in flight in the session of the hanging disk.
+# Minimum number of requests in flight in the hanging disk's session.
 FLIGHT=128
-# Time limit in seconds for each action of B while A hangs; without a hang, each takes less than
-# one.
+# Time limit in seconds for each action on B while A hangs; without a hang, each takes less than one
+# second.
 WHILE=10
 
-# A disk in memory with discards and with a cache, so that flushes have an effect.
+# Creates a disk in memory with discards and a cache, so that flushes have an effect.
 null_disk() { # name
     local dir=/sys/kernel/config/nullb/$1
     mkdir "$dir" && echo 64 >"$dir/size" && echo 4096 >"$dir/blocksize" &&
@@ -36,7 +36,8 @@ is_suspended() {
     [ "$(dmsetup info -c --noheadings -o suspended lab-hung)" = Suspended ]
 }
 
-# Requests that the server has in flight for the session that has an export open.
+# Prints the number of requests that the server has in flight for the session that has an export
+# open.
 in_flight() { # export
     timeout 20 rtrs-server session list -o json |
         jq "[.sessions[] | select(.opens[].export == \"$1\") | .io.inflight] | add // 0"
@@ -46,12 +47,12 @@ has_in_flight() { # export count
     [ "$(in_flight "$1")" -ge "$2" ]
 }
 
-# IO on B, with psync: each request is answered before the next is sent.
+# Runs IO on B with psync: each request is answered before the next is sent.
 b() { # name argument...
     fio_run "$1" $WHILE --filename="$B" --direct=1 --ioengine=psync --size=32M --bs=4k "${@:2}"
 }
 
-# Writes and reads on A, which stay in flight as long as the disk hangs.
+# Starts writes and reads on A, which stay in flight as long as the disk hangs.
 load_a() {
     fio_run a 150 --filename="$A" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k \
         --numjobs=2 --iodepth=96 --size=12M --offset_increment=12M --cpus_allowed=0-1 \
@@ -62,8 +63,8 @@ load_a() {
     PENDING+=($!)
 }
 
-# Flushes and discards on A. Discards come last: in this kernel, a discard holds a lock on the
-# device that other requests need.
+# Starts flushes and discards on A. Discards come last: in this kernel, a discard holds a lock on
+# the device that other requests need.
 sync_a() {
     local try
     for try in 1 2; do
@@ -128,7 +129,7 @@ scenario() {
     # A request-based disk, which has tags, unlike dm-linear.
     DISK_A=$(dm_create hung "0 $sectors multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 \
 $DISK_A 1") || exit 1
-    # With a scheduler, there would be twice as many.
+    # With a scheduler, there would be twice as many tags.
     echo none >"/sys/block/${DISK_A#/dev/}/queue/scheduler"
     assert_num "the disk has few tags" "$(sysfs_queue "$DISK_A" nr_requests)" -le $((2 * TAGS))
     hang

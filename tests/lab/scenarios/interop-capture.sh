@@ -8,8 +8,8 @@
 #
 # Writes to the run's logs the files that tests/protocol/{capture_rtrs,dissector}.rs decode:
 # our-client-kernel-server.pcap, kernel-client-our-server.pcap and, with CHALLENGE and AUTH,
-# our-client-our-server.pcap. Requests are small and read data is cut off, so each file has a few
-# tens of KiB. The machine that runs the lab needs tcpdump.
+# our-client-our-server.pcap. Requests are small and read data is cut off, so each file is a few
+# tens of KiB in size. The machine that runs the lab needs tcpdump.
 
 . tests/lab/interop_sk.sh
 

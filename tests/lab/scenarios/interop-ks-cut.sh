@@ -10,8 +10,9 @@
 # shellcheck source=tests/lab/topology.sh
 . tests/lab/topology.sh
 
-# `ip link set down` at our end, which sends no message of the connection manager in that state. A
-# kernel's end would, and with rdma_rxe of Linux 6.1 it could then never reconnect over that device.
+# Runs `ip link set down` at our end, which in that state sends no connection manager message. A
+# kernel peer's end would, and with rdma_rxe of Linux 6.1 it could then never reconnect over that
+# device.
 link_down() {
     local fio writes
     ks_verify down 120 "$KS_DEV" --numjobs=2 --size=32M --offset_increment=32M --time_based \

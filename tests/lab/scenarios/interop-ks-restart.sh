@@ -9,7 +9,7 @@
 . tests/lab/interop.sh
 
 # Three servers share one wait for the kernel's reconnect (31 s): one is stopped, one is killed, and
-# one is killed and then finds that its file is gone.
+# one is killed and finds its file gone when it restarts.
 declare -A PID=() DEV=()
 
 serve() { # which

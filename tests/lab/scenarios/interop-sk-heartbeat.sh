@@ -27,7 +27,7 @@ scenario() {
     topology_cut va1 && topology_cut vb1
     before=$(rxe_counter rxa0 sent_pkts)
     SECONDS_BEFORE=$SECONDS
-    # 2 s of silence, then a heartbeat without an answer for 5 more periods.
+    # There are 2 s of silence, then a heartbeat goes unanswered for 5 more periods.
     assert_within 40 "the silence is noticed" are_connected "$disk" 1
     note "after $((SECONDS - SECONDS_BEFORE)) s; the limit is 12"
     expect_match "the client gives the reason" \

@@ -8,8 +8,9 @@
 . tests/lab/interop_sk.sh
 . tests/lab/topology.sh
 
-# `ip link set down` at our end, which then sends no message of the connection manager. A kernel's
-# end would send one, and with rdma_rxe of Linux 6.1 it could never reconnect over that device.
+# Runs `ip link set down` at our end, which then sends no connection manager message. A kernel
+# peer's end would send one, and with rdma_rxe of Linux 6.1 it could then never reconnect over that
+# device.
 link_down() { # disk
     local fio reconnects
     reconnects=$(path_stat "$1" 0 reconnects)

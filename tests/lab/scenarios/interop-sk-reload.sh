@@ -7,7 +7,7 @@
 
 . tests/lab/interop_sk.sh
 
-# Runs some writes and reads on the device, and compares the data.
+# Writes and reads on the device, and compares the data.
 works() { # round
     head -c 256k /dev/urandom >"$LAB_WORK/data" &&
         timeout 60 dd if="$LAB_WORK/data" of=/dev/nbd0 bs=64k seek="$1" oflag=direct &&
@@ -25,7 +25,7 @@ scenario() {
     for round in 1 2; do
         assert_true "$round: the server's modules unload" kernel_server_gone
         assert_within 30 "$round: both paths are known to be down" are_connected "$disk" 0
-        # Nothing is in flight: this waits for a path for up to --io-timeout.
+        # Nothing is in flight; this IO waits for a path for up to --io-timeout.
         works "$round" >"$LAB_WORK/waiting.log" 2>&1 &
         waiting=$!
         sleep 2

@@ -6,7 +6,7 @@
 # network: spoiled
 # groups: issue ours ping
 
-# Adds IPv6 addresses, fd00:0:0:PATH::END. They appear in the device's table a moment later.
+# Adds IPv6 addresses, fd00:0:0:PATH::END. They appear in the device's table slightly later.
 addresses() { # letter end
     local path
     for path in 0 1; do

@@ -5,8 +5,8 @@
 # limit: 200
 # groups: ours
 #
-# On rdma_rxe of Linux 6.1 a bind that follows a repeated packet runs twice and fails, unless
-# binds use a separate queue pair (docs/explanation/fabric.md, "Binds on soft RoCE").
+# On rdma_rxe of Linux 6.1, a bind that follows a repeated packet runs twice and fails unless binds
+# use a separate queue pair (docs/explanation/fabric.md, "Binds on soft RoCE").
 
 scenario() {
     local disk seconds=40 lost side

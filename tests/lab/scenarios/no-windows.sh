@@ -5,8 +5,8 @@
 # limit: 200
 # groups: issue ours
 
-# Tests a server whose provider lacks the calls, and a client on it. The case is alloc (both calls
-# are missing) or bind.
+# Tests a server whose provider lacks the calls, and a client of that server. The case is alloc
+# (both calls are missing) or bind.
 session() { # case words_of_the_log
     local before
     before=$(wc -l <"$LAB_WORK/server.log")

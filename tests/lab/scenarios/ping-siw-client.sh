@@ -5,7 +5,7 @@
 # limit: 240
 # groups: issue ping
 
-# Checks ten rounds in tshark: it must decode every frame of both ends, with valid checksums.
+# Checks ten rounds with tshark, which must decode every frame from both ends, with valid checksums.
 decoded() { # path
     local pcap=$LAB_WORK/siw.pcap capture text
     dumpcap -q -i va0 -f 'tcp port 7174' -P -w "$pcap" >/dev/null 2>&1 &

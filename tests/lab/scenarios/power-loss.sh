@@ -52,7 +52,7 @@ raw() { # rounds points mebibytes
     begin raw tcp
     assert_true "raw: a load of $1 rounds" timeout 100 python3 "$TOOL" load-raw /dev/nbd0 \
         lab-log "$1"
-    # fio uses a different queue depth from the load, and blocks beyond the load's.
+    # fio uses a different queue depth than the load does, and blocks beyond the load's.
     assert_true "raw: fio writes" fio_run write 60 --filename=/dev/nbd0 --direct=1 --rw=randwrite \
         --bs=4k --iodepth=16 --ioengine=libaio --offset=16M --size="$3M" --verify=crc32c \
         --do_verify=0 --fsync=256 --end_fsync=1

@@ -7,8 +7,8 @@
 # groups: failover
 # in-all: no
 #
-# scripts/soak.sh --lab runs it. RTRS_LAB_SOAK_ROUNDS [200] rounds of about 10 s, drawn from
-# RTRS_LAB_SOAK_SEED [1]: which fault, on which path, for how long.
+# Run by scripts/soak.sh --lab. It takes RTRS_LAB_SOAK_ROUNDS [200] rounds of about 10 s;
+# RTRS_LAB_SOAK_SEED [1] determines which fault strikes which path, and for how long.
 
 . tests/lab/faults.sh
 
@@ -37,7 +37,7 @@ server_gone() { # signal
     wait "$LAB_SERVER"
 }
 
-# One fault, and its end.
+# Causes one fault, and ends it.
 strike() { # fault path seconds
     local pid
     case $1 in

@@ -10,12 +10,12 @@ PORTAL=tcp://127.0.0.1:1234
 SESSION=(attach a --device /dev/nbd0 --path "$PORTAL" --takeover --no-path fail
     --io-timeout 1500ms)
 
-# With a socket for each shard; requests of a dead process wait for device-timeout.
+# Attaches with a socket for each shard; requests of a dead process wait for device-timeout.
 attach() { # argument...
     timeout 60 rtrs-client "${SESSION[@]}" --device-timeout 4s "$@"
 }
 
-# A quick takeover, as the service unit does it: by a process in the foreground.
+# Takes over quickly, as the service unit does: with a process in the foreground.
 serve_quick() {
     rm -f ready
     rtrs-client "${SESSION[@]}" --quick-takeover --foreground >ready 2>client.log &
@@ -24,7 +24,7 @@ serve_quick() {
     return 1
 }
 
-# Prints the process that has the control socket; the kernel still shows the first process.
+# Prints the process that holds the control socket; the kernel still shows the first process.
 holder() {
     rtrs-client list -o json | jq -r '.[0].pid'
 }
@@ -45,7 +45,7 @@ round() { # number start
     kill -0 "$FIO" 2>/dev/null || fail "round $number: fio has ended"
 }
 
-# The longest IO of fio that ended in each round, in ms.
+# Prints the longest fio IO that ended in each round, in ms.
 longest() {
     local number
     KILLS+=(9999999999999)
@@ -61,7 +61,7 @@ under_fio() { # rounds slot start
     assert_true "the volume attaches" "$start"
     KILLS=()
     rm -f fio_*.log
-    # Longer than the rounds take on any machine; a signal ends fio.
+    # The time limit is longer than the rounds take on any machine; a signal ends fio.
     timeout $((rounds * slot * 4 + 120)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw \
         --bs=4k --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
         --runtime=$((rounds * slot * 4 + 60)) --verify=crc32c --verify_backlog=256 \
@@ -155,7 +155,7 @@ serve() {
     assert_within 10 "the server listens" grep -q listening server.out
 }
 
-# A memory disk of another server process is a different disk.
+# A memory disk in another server process is a different disk.
 other_disk() {
     assert_true "the volume attaches" attach
     expect_true "the volume's identity is saved for a takeover" test -s /run/rtrs/a.identity

@@ -26,7 +26,7 @@ server() {
     assert_true "the server exits cleanly" stop_server
 }
 
-# Half as long if other scenarios run too.
+# Runs half as long if other scenarios run too.
 verify() { # name seconds
     [ -z "$LAB_QUICK" ] || set -- "$1" $(($2 / 2))
     fio_run "$1" $(($2 + 60)) --filename=/dev/nbd0 --direct=1 --rw=randrw --bs=4k --iodepth=8 \
@@ -49,7 +49,8 @@ longest_pause() { # name
 disturb() { # silence|down
     local fio last now slow=0 before answers half=10
     [ -z "$LAB_QUICK" ] || half=6
-    # All of fio's requests may wait on path 0 until its heartbeats fail, which can take longer too.
+    # All of fio's requests may wait on path 0 until its heartbeats fail, which takes longer on a
+    # slow guest.
     half=$((half * LAB_SLOW))
     before=$(errors) answers=$(path_stat vol 0 answers)
     fio_run "$1" 90 --filename=/dev/nbd0 --direct=1 --rw=randread --bs=4k --iodepth=8 \

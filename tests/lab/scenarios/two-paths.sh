@@ -33,7 +33,7 @@ scenario() {
         after=$(rxe_counter "rxa$path" sent_pkts)
         assert_num "rxa$path sent packets" $((after - before[path])) -gt 1000
         rxe_sent "rxa$path" >"$LAB_WORK/after$path"
-        # By the kernel's packet numbers; the service connection has only heartbeats.
+        # Counted by the kernel's packet numbers; the service connection carries only heartbeats.
         idle=$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" |
             awk '{ sent = ($3 - $2 + 16777216) % 16777216 } sent < 200' | wc -l)
         assert_num "every connection of path $path for IO sent packets" "$idle" -le 1

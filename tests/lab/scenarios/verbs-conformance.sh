@@ -23,7 +23,7 @@ scenario() {
     note "$(sort -u "$RTRS_SKIP_FILE")"
     assert_eq "only unsupported features of soft RoCE are skipped" "$skipped" \
         "send_with_invalidate_revokes_the_key window_has_bounds"
-    # Last, because the link takes a while to recover.
+    # This test runs last because the link takes a while to recover.
     RTRS_VERBS_LINK=vb0 timeout 60 "${LAB_TESTS[conformance_verbs]}" --exact "$cut" --nocapture \
         >"$out" 2>&1
     assert_match "a link that goes down ends its connections" "$(grep '^test result' "$out")" \

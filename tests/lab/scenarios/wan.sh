@@ -8,10 +8,10 @@
 # in-all: no
 #
 # All servers stay up, each with its own disk of the same kind: ours with CRC32C, ours without, and
-# nbdkit. Each pass runs all links, for each link all rows, and for each row all peers.
+# nbdkit. Each pass runs all links; for each link, all rows; and for each row, all peers.
 # scripts/lab.sh reads RTRS_LAB_WAN_RTT and RTRS_LAB_WAN_LOSS, words such as 2ms and 0.01%,
-# RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each measurement]. No speed makes the
-# scenario fail.
+# RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each measurement]. The scenario never
+# fails for being slow.
 
 . tests/lab/faults.sh
 
@@ -23,7 +23,8 @@ FAILOVERS=5
 DISK_MIB=64
 declare -A DEVICE=()
 
-# Adds half of the delay at each end. Packets are lost individually, because the cards merge none.
+# Adds half of the delay at each end. Packets are lost individually, because the network cards do
+# not merge any.
 shape() { # rtt loss
     local device half
     half=$(awk -v rtt="${1%ms}" 'BEGIN { printf "%.3f", rtt / 2 }')

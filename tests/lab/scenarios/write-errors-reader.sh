@@ -17,7 +17,7 @@ scenario() {
     modprobe nbd nbds_max=2
     begin cached off tcp
     expect_eq "other blocks are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
-    # The session has the name of the export, so it needs a different run directory.
+    # The session is named after the export, so it needs a different run directory.
     assert_true "a reader attaches" attach vol --access ro --session-name reader \
         --run-dir "$LAB_WORK/reader" --path tcp://10.0.0.1@10.0.0.2 --device $reader
     assert_true "the disk fails writes" errors on

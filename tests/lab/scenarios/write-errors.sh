@@ -9,7 +9,7 @@
 # shellcheck source=tests/lab/write_errors.sh
 . tests/lab/write_errors.sh
 
-# A disk without the page cache: each write gets its own error.
+# A disk without the page cache: each write receives its own error.
 direct() {
     begin direct on rdma
     expect_eq "direct: other blocks are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
@@ -22,7 +22,7 @@ direct() {
     end direct
 }
 
-# A disk behind the page cache: writes are acknowledged, and lost.
+# A disk behind the page cache: writes are acknowledged, then lost.
 cached() {
     begin cached off tcp
     expect_eq "cached: other blocks are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"

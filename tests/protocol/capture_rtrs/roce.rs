@@ -1,9 +1,9 @@
-//! Packets of RoCE v2 from a pcap file: Ethernet, IPv4, UDP to port 4791, BTH and its extensions.
+//! RoCE v2 packets from a pcap file: Ethernet, IPv4, UDP to port 4791, BTH and its extensions.
 
 /// Kind of a packet, with the header fields that matter for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Management datagram of the connection manager: its attribute and 232 bytes of data.
+    /// Datagram of the connection manager: its attribute and 232 bytes of data.
     Management { attribute: u16 },
     /// Part of a reliable send or RDMA write.
     Request { is_write: bool, first: bool, last: bool },
@@ -80,7 +80,7 @@ pub(crate) fn packets(file: &[u8]) -> Vec<Packet> {
     packets
 }
 
-/// Returns the sender's address and the packet, whose frame had `whole` bytes.
+/// Returns the sender's address and the packet, whose frame was `whole` bytes long.
 fn parse(frame: &[u8], whole: usize) -> Option<(u32, Packet)> {
     let mut bytes = Reader(frame);
     bytes.take(12)?;

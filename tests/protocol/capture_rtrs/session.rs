@@ -1,4 +1,4 @@
-//! Path of a session, checked packet by packet: connections, requests, answers and their keys. Any
+//! Checks a session's path packet by packet: connections, requests, answers and their keys. Any
 //! message that the protocol does not allow is a fault.
 
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ struct Running {
     desc: Option<SgDesc>,
     need_inval: bool,
     invalidated: bool,
-    /// Data written to the descriptor.
+    /// Data written to the memory that the descriptor names.
     data: Option<Vec<u8>>,
     is_info: bool,
     is_open: bool,
@@ -120,7 +120,7 @@ impl Path {
                 let next = self.next_psn.entry(to).or_insert(packet.psn);
                 match packet.psn.wrapping_sub(*next) & 0xff_ffff {
                     0 => *next = (packet.psn + 1) & 0xff_ffff,
-                    // A retransmission, since its acknowledgement was late.
+                    // A retransmission, because the acknowledgement was late.
                     0x80_0000.. => return Ok(()),
                     _ => return Err(format!("packet {next} is missing")),
                 }

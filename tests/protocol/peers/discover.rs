@@ -1,4 +1,4 @@
-//! Tests of DISCOVER: invalid cursors, answers without room, floods.
+//! Tests of DISCOVER: invalid cursors, no room for an answer, floods.
 
 use rtrs_core::wire::{AccessMode, Discover, Page, WriteMsg, errno};
 use rtrs_tests::{Data, PeerOptions, read_message};
@@ -76,8 +76,8 @@ fn a_flood_of_discover_requests() {
             assert!((0..4).all(|_| peer.answer().errno == 0));
         }
     }
-    // A client that only sends DISCOVER gets four pieces of memory. Chunks this far apart share
-    // none.
+    // A client that only sends DISCOVER is granted four pieces of memory. Chunks this far apart
+    // share none.
     if is_tcp() {
         let mut greedy = scene.asking();
         for permit in [0, 6, 12, 18] {
@@ -91,7 +91,7 @@ fn a_flood_of_discover_requests() {
     let mut twice = scene.asking();
     twice.send_discover((0, 1), "", Page::LEN_MAX);
     twice.send_discover((0, 1), "", Page::LEN_MAX);
-    // The first is answered before the second arrives, or the path ends: both are correct.
+    // Either the first is answered before the second arrives, or the path ends: both are correct.
     twice.idle(Duration::from_millis(100));
     drop(twice);
     scene.end();

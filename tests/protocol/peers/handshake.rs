@@ -42,7 +42,7 @@ fn invalid_connection_requests_are_refused() {
     assert_eq!(Peer::new(scene.server, stranger).connect(0), Err(enxio));
     // Longer data is accepted, as RDMA CM pads it; so is a different minor version.
     let options = PeerOptions { cid_num: 1, ..scene.options() };
-    // RDMA CM itself has no room for more, and pads at the other end.
+    // RDMA CM itself has no room for more, and pads on the receiving end.
     let mut padded = vec![0; if is_tcp() { 92 } else { ConnReq::LEN }];
     padded[..ConnReq::LEN].copy_from_slice(&options.request(0).encode());
     padded[4] = 0x77;
@@ -74,7 +74,7 @@ fn connections_that_do_not_match_their_path() {
     peer.connect(0).expect("connection 0");
     assert_eq!(peer.connect(0), Err(RESET), "connection 0 twice");
     peer.options.cid_num = 4;
-    assert_eq!(peer.connect(1), Err(RESET), "another number of connections");
+    assert_eq!(peer.connect(1), Err(RESET), "a different number of connections");
     peer.options = options;
     peer.connect(1).expect("connection 1");
     peer.connect(2).expect("connection 2");

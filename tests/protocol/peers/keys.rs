@@ -1,5 +1,5 @@
-//! Illegal ways to access the server's memory: stale keys, foreign keys, bounds, reads,
-//! invalidations. Each ends the path that tries it.
+//! Tests of illegal access to the server's memory: stale keys, foreign keys, bounds, reads,
+//! invalidations. Each ends the path that attempts it.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ fn writes_out_of_bounds() {
     }
 }
 
-/// Memory that is committed on first write is granted step by step: before OPEN a client needs no
+/// Memory that is committed on first write is granted step by step: before OPEN, a client needs no
 /// more than two chunks, and four are allowed. Here three chunks count as one.
 #[test]
 fn writes_to_many_chunks_before_open() {
@@ -112,7 +112,7 @@ fn writes_to_many_chunks_before_open() {
         peer.check_alive("four chunks");
         to(&mut peer, 12);
         assert_terminated(&peer.ended("one more", AT_ONCE), "one more");
-        // After the session's first OPEN all chunks are usable, even on paths without an OPEN.
+        // After the session's first OPEN, all chunks are usable, even on paths without an OPEN.
         let mut peer = scene.writer();
         let options = PeerOptions { path: 200, local: 2, ..peer.options };
         let mut second = Peer::up(scene.server, options, &format!("peer{}", options.session));
@@ -128,7 +128,7 @@ fn writes_to_many_chunks_before_open() {
 #[test]
 fn other_accesses_to_the_servers_memory() {
     let mut scene = Scene::new();
-    // Over RDMA a queue pair without granted reads does not send one.
+    // Over RDMA, a queue pair without granted reads does not send one.
     if is_tcp() {
         let reasons = scene.fatal("a read of a chunk", |peer| {
             let SgDesc { addr, key, .. } = peer.chunks[5];
@@ -159,7 +159,7 @@ fn other_accesses_to_the_servers_memory() {
             }
         }
     }
-    // An answer to memory that the client has not offered ends only the client's path.
+    // An answer into memory that the client has not offered ends only the client's path.
     let _ = scene.fatal("a result for a wrong key", |peer| {
         let desc = SgDesc { key: Rkey(0x1234_5678), ..peer.result_desc(512) };
         let message = read_message(IoHeader::LEN, Some(desc), false);

@@ -1,5 +1,5 @@
-//! Tests of CHALLENGE and AUTH with a real server: over RDMA valid and invalid proofs, and a
-//! `reload` that removes a key from the list; over TCP there are no proofs.
+//! Tests of CHALLENGE and AUTH with a real server: over RDMA, valid and invalid proofs, and a
+//! `reload` that removes a key from the list; over TCP, there are no proofs.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::*;
 
 const ROOM: usize = 4096;
 
-/// Files of a server with keys, and those of its client `db1`.
+/// Key files of a server and of its client `db1`.
 struct Keys {
     scratch: Scratch,
     client: PrivateKey,
@@ -139,7 +139,7 @@ fn only_a_proof_opens_a_path_over_rdma() {
     let sessions = shown["sessions"].as_array().expect("sessions");
     let found = sessions.iter().find(|session| session["identity"] == "key:db1");
     assert_eq!(found.expect("its session")["paths"][0]["auth"], "signed", "{shown}");
-    // A different path sends the proof of the first one, garbage, and one challenge too many.
+    // A different path sends the first path's proof, garbage, and one challenge too many.
     let mut other = proving(at, scene.options());
     assert_eq!(auth(&mut other, &good), errno::EACCES, "without a challenge");
     proof_for(&mut other, &config, at, |facts| facts).expect("the server is known");

@@ -173,7 +173,8 @@ fn garbage_in_undefined_bytes() {
     assert_eq!(peer.answer().errno, 0);
     assert_eq!(peer.result(SessInfo::LEN)[..5], [1, 0, 0, 0, 2]);
     assert_eq!(peer.result(SessInfo::LEN)[5..], [0; 31], "the garbage is not sent back");
-    // IO headers of version 2, of a peer whose struct has no padding, and of version 1.
+    // IO headers of version 2, of version 2 from a peer whose struct has no padding, and of version
+    // 1.
     for (len, byte) in [(32, 1), (28, 2), (24, 3)] {
         let dirty = |rw| {
             let mut header = io(rw, 0, 512).encode();
@@ -220,7 +221,7 @@ fn io_beyond_the_device() {
     let shared = device(&mut peer, "ro", AccessMode::ReadOnly);
     let (inval, perm) = (errno::EINVAL, errno::EPERM);
     let sectors = MIB / 512;
-    // Past the end, across the end, beyond 64 bits; unaligned to sectors and blocks.
+    // Past the end, across the end, beyond 64 bits; not aligned to sectors or to blocks.
     for (device_id, sector, len) in [
         (plain, sectors, 512),
         (plain, sectors - 1, 1024),
@@ -349,7 +350,7 @@ fn permits_reused_before_their_answer() {
             peer.open("late", AccessMode::ReadWrite).ok()
         });
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-        // Over another connection the second request must not overtake the first.
+        // Over another connection, the second request must not overtake the first.
         peer.check_alive("a request in progress");
         peer.send_write((second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
         let _ = peer.ended("a permit used twice", at_once());

@@ -1,5 +1,5 @@
 //! Tests of connection setup on the wire: invalid MPA start-up frames, silence at each step, and
-//! more of both than the server has room for.
+//! more connections than the server has room for.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -80,12 +80,12 @@ fn silence_at_each_step() {
             raw
         })
         .into();
-    // A complete request, but not the first frame that the server waits for afterwards.
+    // A complete request, but without the first frame, which the server waits for next.
     let mut raw = RawMpa::connect(scene.server);
     raw.write(&whole);
     assert_eq!(&raw.read_exact(20)[..16], REPLY_KEY);
     silent.push(raw);
-    // All connections but no INFO_REQ, and then only one of two connections.
+    // All connections but no INFO_REQ; then only one of two connections.
     let mut mute = Peer::connected(scene.server, scene.options());
     let mut half = Peer::new(scene.server, scene.options());
     half.connect(0).expect("connection 0");
@@ -109,7 +109,7 @@ fn trickle(server: SocketAddr, whole: &[u8]) -> Duration {
     let pause = (SHORT + PATIENCE) / whole.len() as u32;
     slow.set_read_timeout(Some(pause)).expect("a timeout");
     for byte in whole {
-        // An error means that the server has closed, which the read shows.
+        // An error means that the server has closed the connection, which the read shows.
         let _ = slow.write_all(&[*byte]);
         match slow.read(&mut [0; 64]) {
             Ok(0) => return start.elapsed(),
@@ -236,7 +236,7 @@ fn ten_thousand_half_open_connections() {
 #[test]
 fn connections_beyond_the_handshake_limit() {
     let mut scene = Scene::with(&["--half-open-max", "4"]);
-    // Accepted connections whose path never gets its INFO_REQ.
+    // Accepted connections whose path never receives its INFO_REQ.
     let mut waiting = PeerOptions { cid_num: 4, ..scene.options() };
     waiting.local = 2;
     let mut waiting = Peer::connected(scene.server, waiting);
@@ -292,7 +292,7 @@ fn a_server_without_free_descriptors() {
     let now = descriptors(pid);
     // The pending accept began under the old limit.
     assert!(now <= bound + 1, "{now} descriptors with a bound of {bound}");
-    // The half-open connections stay open, and a client is admitted nevertheless.
+    // The half-open connections stay open; a client is admitted nevertheless.
     let mut peer = Peer::new(scene.server, PeerOptions::new(250, 250));
     peer.connect(0).expect("connection 0");
     peer.connect(1).expect("connection 1");

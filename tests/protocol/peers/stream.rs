@@ -1,6 +1,6 @@
-//! Tests of frames after the start-up: violations of MPA, DDP or RDMAP end the connection, with the
+//! Tests of frames after the start-up: violations of MPA, DDP or RDMAP end the connection, with a
 //! Terminate and its reason where the RFCs define one. Also frames that arrive early, and a peer
-//! that sends requests endlessly and reads no answer.
+//! that sends requests endlessly and never reads the answers.
 
 use rtrs_tests::raw_mpa::{
     CRC, ENHANCED, REQUEST_KEY, SEND, WRITE, frame, immediate, send, start_data, start_frame,

@@ -1,6 +1,6 @@
 //! Sessions alongside the one under load: a session that is being detached while the next client is
-//! already running under another name, a session whose requests to write are refused, and one whose
-//! host sleeps while the next client is running.
+//! already running under another name, a session that is refused write access, and one whose host
+//! sleeps while the next client is running.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Beside {
         self.all().fold(None, |at, core| earliest(at, core.deadline()))
     }
 
-    /// Ends the session whose requests to write are refused, without closing it.
+    /// Ends the session that is refused write access, without closing it.
     pub(super) fn end_rival(&mut self) {
         self.rival.clear();
     }

@@ -1,4 +1,4 @@
-//! Invariants that hold at any moment of a run, and checks of leftovers at its end.
+//! Invariants that hold throughout a run, and checks of leftovers at its end.
 
 use std::net::IpAddr;
 
@@ -15,12 +15,12 @@ use super::super::workload::Workload;
 use super::Cluster;
 use super::second::Second;
 
-/// Maximum bytes that a path registers at the server in addition to its chunks.
+/// Maximum number of bytes that a path registers on the server in addition to its chunks.
 const PATH_EXTRA_MAX: usize = 256 << 10;
-/// Maximum bytes that a connection registers at the client in addition to the buffers of IO.
+/// Maximum number of bytes that a connection registers on the client besides the IO buffers.
 const CORE_EXTRA_MAX: usize = 64 << 10;
 
-/// Bytes of zeroes that a core of the client registers.
+/// Number of bytes of zeroes that a core of the client registers.
 const ZEROES_MAX: usize = 1 << 20;
 
 impl Cluster {
@@ -73,14 +73,14 @@ impl Cluster {
         self.pinned_until
     }
 
-    /// Returns the number of requests that waited at the server for their first copy.
+    /// Returns the number of requests that waited on the server for their first copy.
     pub(in super::super) fn replays(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
         sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
     }
 
-    /// Returns the number of requests that wait at the server for IO of a closed path.
+    /// Returns the number of requests that wait on the server for IO of a closed path.
     pub(in super::super) fn blocked(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
@@ -88,7 +88,7 @@ impl Cluster {
     }
 
     /// Returns the numbers of sessions, connections, requests and block IOs that the server still
-    /// has.
+    /// holds.
     pub(in super::super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
         let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
         let shards = || self.server.iter().map(|host| host.core.shard());
@@ -98,13 +98,13 @@ impl Cluster {
         (sessions, connections, shards().map(|s| s.inflight()).sum(), block)
     }
 
-    /// Returns the numbers of IOs and permits that the client still has.
+    /// Returns the numbers of IOs and permits that the client still holds.
     pub(in super::super) fn left_at_client(&self) -> (usize, usize) {
         let cores = || self.client.iter().map(|host| &host.core);
         (cores().map(ClientEngine::inflight).sum(), cores().map(ClientEngine::permits_held).sum())
     }
 
-    /// Returns the numbers of bytes registered at the client and at the server.
+    /// Returns the numbers of bytes registered on the client and on the server.
     pub(in super::super) fn registered(&self) -> (usize, usize) {
         (self.world.registered(self.nodes[0]), self.world.registered(self.nodes[1]))
     }
@@ -118,7 +118,7 @@ impl Cluster {
         let Options { paths, queue_depth, chunk_size, .. } = self.options;
         let pool = usize::from(queue_depth) * chunk_size as usize;
         let guest = usize::from(self.guest.is_some()) * (1 + DRAINING_MAX);
-        // Another server on the same host may have as much.
+        // Another server on the same host may register as much.
         let servers = if self.options.other_servers || self.options.extra.twin { 2 } else { 1 };
         // A client that lost power left a session behind, which lasts until its heartbeats are
         // missed. The client's new paths are set up and refused meanwhile.

@@ -1,11 +1,12 @@
-//! Second session besides the writer's. Its flushes consume errors that the disk reports only once.
+//! Second session alongside the writer's. Its flushes consume errors that the disk reports only
+//! once.
 //!
 //! The session opens the export for reading, or as a second writer (`migration`), and flushes
 //! occasionally. The results of those flushes are not checked: only the session's effects on the
-//! other one matter. In some runs it is a user like the first session, with its own oracle and a
+//! first one matter. In some runs the session is a user like the first, with its own oracle and a
 //! workload on its own sectors, after those of the first. A neighbor is such a user of another
-//! export. In some of these runs one block has sectors of both, and both change parts of that
-//! block.
+//! export. In some of these runs, one block contains sectors of both sessions, and both change
+//! parts of it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl Guest {
                 ..options.work.clone()
             };
             let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
-            // Its requests do not pass through a port that asks for PREFLUSH.
+            // The guest's requests do not pass through a port that requests PREFLUSH.
             let rules = Rules {
                 options: own,
                 nbd: options.extra.mixed,

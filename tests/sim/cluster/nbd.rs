@@ -9,8 +9,8 @@ use super::Cluster;
 
 impl Cluster {
     /// Closes the NBD connections of all users, or of one core's user, and reconnects immediately,
-    /// to the bridge `by` cores further on. If others keep their connections, the close is
-    /// processed before anything else happens: the order would be undefined otherwise.
+    /// to the bridge `by` cores further on. If other users keep their connections, the close is
+    /// processed before anything else happens; otherwise the order would be undefined.
     pub(super) fn reconnect(
         &mut self,
         now: Instant,
@@ -66,8 +66,8 @@ mod tests {
         cluster
     }
 
-    /// A close of one user's connection runs all bridges and their users' ends, including those of
-    /// a stalled core, whose user then has a reply that its workload has not seen.
+    /// Closing one user's connection runs all bridges and their users' ends, including those of a
+    /// stalled core, whose user then has a reply that its workload has not seen.
     #[test]
     fn replies_sent_before_a_close_count_as_ended() {
         for op in [IoOp::Read, IoOp::Write] {

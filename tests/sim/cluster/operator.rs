@@ -1,10 +1,10 @@
-//! Actions of operators: at the client on the session's paths, at the server on its exports.
+//! Actions of operators: on the client's paths and on the server's exports.
 //!
 //! In some runs the server's operator removes the session's export by force under load, in half of
 //! these gives its name to another disk, and exports the first one again after the session has
-//! ended; a different session follows. After the removal no IO of the session succeeds. The session
-//! has to learn of the removal, end, release everything and never return; the server has to release
-//! the disk. A neighbor, with its own export at the same server, must not be affected.
+//! ended; a different session follows. After the removal, no IO of the session succeeds. The
+//! session has to learn of the removal, end, release everything and never return; the server has to
+//! release the disk. A neighbor with its own export on the same server must not be affected.
 
 use std::sync::{Arc, Weak};
 
@@ -31,7 +31,7 @@ use super::{Cluster, guest};
 const END_MAX: Duration = Duration::from_secs(10);
 /// Time for which the session has to stay ended.
 const STAY: Duration = Duration::from_secs(2);
-/// Interval of checks whether the export to be removed is open.
+/// Interval between checks whether the export to be removed is open.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Exports of the server besides the session's, and the state of removals.
@@ -82,7 +82,7 @@ impl Exports {
         self.held = Arc::downgrade(&export);
     }
 
-    /// Whether the server has an export of this name.
+    /// Whether the server has an export with this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.table.find(name.as_bytes()).is_some()
     }

@@ -3,8 +3,7 @@
 //!
 //! The volume shares connections and permits with the first one. Its user sometimes leaves with all
 //! IO in flight, and returns; the server sometimes lacks its export, while IO on the other volume
-//! continues. An unfinished write of a user takes effect before the next user has the volume, or
-//! never.
+//! continues. A user's unfinished write takes effect before the next user has the volume, or never.
 
 use std::sync::Arc;
 
@@ -33,7 +32,7 @@ const NAME: &str = "vol2";
 const INDEX: DeviceIndex = DeviceIndex(1);
 /// Number of sectors on the volume's disk.
 const SECTORS: u32 = 64;
-/// First number of the volume's cores in the log, after those of the first volume.
+/// First core number of the volume in the log, after those of the first volume.
 const CORES: usize = 0x40;
 /// Delay before the next attempt to add the volume.
 const RETRY: Duration = Duration::from_millis(20);
@@ -102,7 +101,7 @@ impl Second {
     /// Ends the client's process; with `takeover`, another client takes over.
     pub(super) fn client_gone(&mut self, now: Instant, takeover: bool, core: &ClientEngine) {
         let takeover = takeover && self.is_there;
-        // A client that died before it saved an epoch leaves that of the previous client.
+        // A client that died before saving an epoch leaves the previous client's.
         let saved = core.saved_epoch(INDEX).or(self.saved_epoch);
         self.saved_epoch = saved.filter(|_| takeover);
         self.user_gone(now, takeover);
@@ -227,12 +226,12 @@ impl Cluster {
         }
     }
 
-    /// Exports the volume at the server.
+    /// Exports the volume on the server.
     fn show_second(&mut self) {
         let Some(second) = self.second.as_mut().filter(|second| second.is_hidden) else { return };
         second.is_hidden = false;
-        // A server that starts exports it itself; a running one may have had it before it was
-        // hidden.
+        // A starting server exports the volume itself; a running one may still export it from
+        // before it was hidden.
         if !self.server.is_empty() && !self.exports.has(NAME) {
             let export = second.exported();
             self.exports.add_second(export);
@@ -276,7 +275,7 @@ impl Cluster {
         second.is_there && served && second.works.iter().all(Workload::is_open)
     }
 
-    /// Returns the writes to a second volume, and how often it was closed under IO.
+    /// Returns the number of writes to a second volume, and how often it was closed under IO.
     pub(in super::super) fn second_counts(&self) -> (u64, u64) {
         let second = self.second.as_ref();
         second.map_or((0, 0), |second| {

@@ -1,11 +1,11 @@
-//! Servers of a run: the session's own server, and others under the same name.
+//! Servers of a run: the session's own server, and others with the same name.
 //!
-//! While the server is down, on one of its addresses after a restart, or on one that moves while it
-//! is running, a different server answers with a different disk. The session must use none of
-//! these, and has to continue with its own server once that has all addresses again. No other
-//! server appears before the session has opened its device for the first time, since the session
-//! belongs to the first server that opens it. Later clients are configured with that server's
-//! identity.
+//! A different server with a different disk answers while the session's server is down, on one of
+//! its addresses after a restart, or on an address that moves while it is running. The session must
+//! use no other server, and has to continue with its own once that has all its addresses again. No
+//! other server appears before the session has opened its device for the first time, since the
+//! session belongs to the first server that opens it. Later clients are configured with that
+//! server's identity.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -45,11 +45,11 @@ pub(super) struct OtherServers {
     alike: bool,
     /// The other server that is running, and its disk.
     host: Option<(ServerHost, Disk)>,
-    /// Path whose address the session's server has lost to the other one.
+    /// Path whose address the session's server has lost to the other server.
     path: Option<usize>,
     /// Number of processes of the session's server that ran alongside the first.
     twins: u64,
-    /// Identity that the most recently ended client had saved for the next one.
+    /// Identity that the most recently ended client saved for the next one.
     kept: Option<Identity>,
     /// Identities that servers report, in runs in which not all report both IDs.
     ids: Option<Ids>,
@@ -57,7 +57,7 @@ pub(super) struct OtherServers {
     reported: ReportedIds,
     /// Identity by which the session knows its server.
     known: Identity,
-    /// Whether other servers are held back until the session knows what its restarted server
+    /// Whether other servers are held back until the session knows which IDs its restarted server
     /// reports: the session accepts the first server that it reaches.
     learns: bool,
 }
@@ -208,7 +208,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the server's process; with `power`, by a power failure.
+    /// Ends the server's process; with `power`, through a power failure.
     pub(in super::super) fn stop_server(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[1]);

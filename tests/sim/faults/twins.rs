@@ -1,4 +1,4 @@
-//! Second process of the server, which has one of its addresses and the same disk.
+//! Second process of the server, with one of the server's addresses and the same disk.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ const LATE: Duration = Duration::from_millis(700);
 const BACK: Duration = Duration::from_millis(600);
 
 /// Draws, in chronological order, when a second process has an address, and when the path to the
-/// first process is dead only for the client: requests sent over that path still arrive.
+/// first process is dead for the client only, so that requests sent over it still arrive.
 pub(in super::super) fn twins(
     links: &[(IpAddr, IpAddr)],
     from: Instant,

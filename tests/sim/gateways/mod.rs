@@ -42,9 +42,9 @@ const SPINS_MAX: u32 = 20_000;
 pub enum GatewayPlant {
     /// No bug.
     None,
-    /// The lock is taken from its owner, which is not blocklisted.
+    /// The lock is taken from its owner without blocklisting it.
     NoBlocklist,
-    /// A gateway becomes active, and gets the requests in flight, before it has the lock.
+    /// A gateway becomes active, and receives the requests in flight, before it holds the lock.
     ActiveEarly,
 }
 
@@ -332,7 +332,7 @@ impl Rig {
                 continue;
             }
             match self.deadline().filter(|at| *at <= until) {
-                // All work due now is done: advance a moment.
+                // All work due now is done: advance the clock slightly.
                 Some(at) => self.world.advance_to(at.max(now + Duration::from_micros(10))),
                 None => {
                     self.world.advance_to(until);

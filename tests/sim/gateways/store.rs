@@ -67,9 +67,9 @@ pub(super) struct Store {
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of times that the lock was taken.
+    /// Number of times the lock was taken.
     pub terms: u64,
-    /// Number of times that the previous owner was blocklisted to take the lock.
+    /// Number of times the previous owner was blocklisted so that the lock could be taken.
     pub forced: u64,
     /// Number of late IOs of former owners that were refused.
     pub late: u64,

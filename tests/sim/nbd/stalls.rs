@@ -1,9 +1,9 @@
 //! Payloads that arrive in two pieces, one much later than the other, and writes of parts of blocks
 //! that share blocks with other writes, to bytes that are never read.
 //!
-//! A user stops in the middle of a payload for up to some seconds, at most one at a time, which
-//! delays all its later requests. Before some writes it submits extra writes to separate sectors,
-//! small ones and others that are longer than a buffer of the bridge, which begin and end within
+//! A user stops in the middle of a payload for up to a few seconds, at most one payload at a time,
+//! which delays all its later requests. Before some writes it submits extra writes to separate
+//! sectors, both small ones and ones longer than a buffer of the bridge, which begin and end within
 //! the same few blocks. Their results are ignored, but each must end exactly once.
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ const EXTRA_MAX: u64 = 40;
 /// Maximum lengths of short and long extra writes.
 const SHORT_MAX: u64 = 600;
 const LONG_MAX: u64 = 400 << 10;
-/// Maximum time for which a user stops.
+/// Longest time that a user stops for.
 const STALL_MAX: Duration = Duration::from_millis(2000);
 
 /// User of one core that stops in the middle of payloads.
@@ -84,7 +84,7 @@ impl Stalls {
         }
     }
 
-    /// Appends extra writes to the requests, now and then.
+    /// Occasionally appends extra writes to the requests.
     pub(super) fn submit_extra(&mut self, out: &mut Vec<u8>) {
         if self.asked >= EXTRA_MAX || self.prng.chance(Ratio::new(3, 4)) {
             return;

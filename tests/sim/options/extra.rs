@@ -1,7 +1,7 @@
 //! Additions to a share of the runs that do not hunt for anything specific: a disk slower than
 //! `io-timeout`, a backing file that is truncated, a device that grows and shrinks, epochs that are
 //! saved late, a second session that writes, an export that is removed by force, a front end with
-//! requests for parts of blocks, a second volume, rate limits.
+//! requests for parts of blocks, a second volume, or rate limits.
 //!
 //! Each addition is drawn by a separate generator, and runs that hunt for something do not change.
 
@@ -12,7 +12,7 @@ use rtrs_server::RateLimits;
 
 use super::{FaultMix, Guest, Ids, Losses, MS, Options, half, pick};
 
-// Chosen so that the seeds kept for their findings do not change.
+// Chosen so that seeds kept because they found bugs still produce the same runs.
 const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
 const SLOW_IO: u64 = 0x736c_6f77_5f69_6f5f;
 const TRUNCATION: u64 = 0x7472_756e_6361_7465;
@@ -38,14 +38,14 @@ pub struct Extra {
     pub resizes: bool,
     /// Forced removal of the session's export.
     pub removal: Option<Removal>,
-    /// Slow saves of the epoch of an export at the server.
+    /// Slow saves of an export's epoch on the server.
     pub saves: Option<Saves>,
     /// Whether the second session writes to its own sectors, after those of the workloads.
     pub guest_writes: bool,
-    /// Whether both sessions change parts of a block that has sectors of both.
+    /// Whether both sessions change parts of a block that contains sectors of both.
     pub mixed: bool,
-    /// Whether the server has memory for half of a path's chunks, so that sessions get half the
-    /// depth.
+    /// Whether the server has memory for half of a path's chunks, so that sessions are granted half
+    /// the depth.
     pub little_memory: bool,
     /// Whether the session has a second volume.
     pub second: bool,
@@ -54,7 +54,7 @@ pub struct Extra {
     /// Whether two such processes run at times, each with its own address.
     pub twin: bool,
     /// Reported identities, in runs with other servers. By default the session's server reports
-    /// both ids, and the others report different ones.
+    /// both IDs, and the others report different ones.
     pub ids: Option<Ids>,
     /// Heartbeat intervals of idle paths.
     pub idle: IdleMax,
@@ -151,7 +151,7 @@ impl Options {
             return self.add_removal(own);
         }
         let own = &mut Prng::new(seed ^ PARTS);
-        // No run checks writes of which one half fails.
+        // No run checks writes that fail in part.
         let whole = self.disk.errors == Ratio::ZERO && !self.path_errors();
         let stays = self.faults.client_restart + self.faults.power_cut == 0;
         if self.is_ordinary() && self.nbd && whole && stays && half(own) {
@@ -196,8 +196,8 @@ impl Options {
         self.extra.guest_writes |= loses && writer && half(own);
     }
 
-    /// Gives the server little memory, in runs with one session at a time and one path, since there
-    /// is no memory for more, and with twice the minimum depth that a server grants.
+    /// Gives the server little memory in runs that have one session at a time and one path, since
+    /// there is no memory for more, and twice the minimum depth that a server grants.
     fn draw_memory(&mut self) {
         let Self { faults, guest, kernel, rival, .. } = self;
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
@@ -205,15 +205,16 @@ impl Options {
         self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
     }
 
-    /// Makes the memory of IO a list of pieces, which the client's fabric reaches or not. Data that
-    /// arrives late goes to memory that other IO reuses, so no bounce memory hides it.
+    /// Makes the memory of IO a list of pieces, which the client's fabric may or may not be able to
+    /// reach. Data that arrives late goes to memory that other IO reuses, so no bounce memory hides
+    /// it.
     fn draw_pieces(&mut self) {
         let own = &mut Prng::new(self.seed ^ PIECES);
         self.work.scattered = own.chance(Ratio::new(1, 4));
         self.world.bounces = self.work.scattered && !self.late_data && half(own);
     }
 
-    /// Whether the run is not a hunt, as far as the settings that hunts change show.
+    /// Whether the run is not a hunt, judging by the settings that hunts change.
     pub(super) fn is_ordinary(&self) -> bool {
         let Self { faults, work, .. } = self;
         let hunted = faults.give_up + faults.client_leave + faults.late_requests > 0
@@ -248,8 +249,8 @@ impl Options {
         work.ios_max = 1000;
     }
 
-    /// Makes it likely that the front end gives up a write while the backend has it and its path is
-    /// up, and that the write is repeated immediately, over any connection.
+    /// Makes it likely that the front end gives up on a write while the backend has it and its path
+    /// is up, and that the write is repeated immediately, over any connection.
     fn add_hanging_disk(&mut self, prng: &mut Prng) {
         (self.slow_io, self.nbd, self.pinned) = (SlowIo::Fail, true, None);
         (self.io_timeout, self.load_time) = (pick(prng, &[100, 300]) * MS, 6000 * MS);
@@ -266,7 +267,7 @@ impl Options {
         }
     }
 
-    /// Makes requests wait at the server while paths, sessions and processes end.
+    /// Makes requests wait on the server while paths, sessions and processes end.
     fn add_limits(&mut self, prng: &mut Prng) {
         self.extra.limits = RateLimits {
             iops: pick(prng, &[Some(500), Some(2000)]),
@@ -286,7 +287,7 @@ impl Options {
         (disk.block, disk.latency_max) = (4096, MS / 2);
         (disk.slow, disk.slow_max) = (Ratio::new(1, 8), 5 * MS);
         (work.parts, work.overlap) = (true, false);
-        // The front end leaves out discards of parts of blocks, and no checker knows of that.
+        // The front end skips discards of partial blocks, and no checker knows about that.
         work.zeroes = Ratio::ZERO;
         (work.sectors, work.span_max) = (pick(prng, &[4, 12]), 8);
         (work.gap_max, work.ios_max) = (MS, 500);

@@ -12,7 +12,7 @@ impl Options {
         self.faults.is_empty() && !self.operated && !self.rival && !changed
     }
 
-    /// Whether faults of paths spare the first path, because IO has a time bound or only that path
+    /// Whether path faults spare the first path, because IO has a time bound or only that path
     /// distinguishes the session's server from others.
     pub(in super::super) fn keeps_first_path(&self) -> bool {
         self.stall_max.is_some() || self.extra.ids.is_some_and(Ids::is_beside)

@@ -10,7 +10,7 @@ use super::{DEAF, FaultMix, MS, Options, half, pick};
 
 impl Options {
     /// Makes it likely that a client is detached while its writes execute in the backend, and that
-    /// the next client, which runs before the first has ended, is quick to write there.
+    /// the next client, which runs before the first has ended, quickly writes to the same sectors.
     pub(super) fn hunt_left_writes(&mut self, prng: &mut Prng) {
         self.hunt_dead_writes(prng);
         let faults = &mut self.faults;
@@ -39,7 +39,7 @@ impl Options {
     }
 
     /// Makes it likely that a client without FENCE repeats a write while its first copy executes in
-    /// the backend and the server does not know yet that the path is dead. Only faults that lose
+    /// the backend and the server does not yet know that the path is dead. Only faults that lose
     /// messages in transit are used: late messages overwrite newer data, as the kernel's client may
     /// do with the kernel's server.
     pub(super) fn hunt_kernel_copies(&mut self, prng: &mut Prng) {
@@ -82,8 +82,8 @@ impl Options {
     }
 
     /// Makes it likely that a write that failed for lack of a path is immediately followed by
-    /// another to the same place, while requests of the first may still arrive: the server's core
-    /// that receives them learns late, often after a second, that the path is fenced off.
+    /// another to the same sectors, while requests of the first may still arrive: the server core
+    /// that receives them learns only late, often after a second, that the path is fenced off.
     pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
         self.hunt_unfenced_writes(prng);
         self.io_timeout = pick(prng, &[30, 60, 100]) * MS;
@@ -94,8 +94,8 @@ impl Options {
         self.work.rewrites = true;
     }
 
-    /// Makes it likely that there was no flush since a power failure when the client dies, some
-    /// seconds later, and that another client takes over.
+    /// Makes it likely that the client dies some seconds after a power failure, with no flush in
+    /// between, and that another client takes over.
     pub(super) fn hunt_saved_epoch(&mut self, prng: &mut Prng) {
         self.hunt_covered_writes(prng);
         self.faults =
@@ -152,7 +152,7 @@ impl Options {
     }
 
     /// Makes it likely that a write waits for a dead path while its NBD connection is closed, and
-    /// that newer writes go to the same place over another connection.
+    /// that newer writes go to the same sectors over another connection.
     pub(super) fn hunt_dropped_writes(&mut self, prng: &mut Prng) {
         (self.nbd, self.nbd_drops) = (true, true);
         (self.heartbeat, self.server_heartbeat) = (pick(prng, &[50, 100]) * MS, 50 * MS);

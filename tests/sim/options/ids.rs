@@ -1,5 +1,5 @@
-//! Identities that servers report, in half of the runs with other servers: some servers report
-//! fewer than both ids, as kernel servers and our earlier versions do.
+//! Identities that servers report, in half of the runs with other servers: some servers report only
+//! one of the two IDs, or neither, as kernel servers and our earlier versions do.
 //!
 //! Drawn by a separate generator, so that the other runs do not change.
 
@@ -8,24 +8,24 @@ use rtrs_core::prng::{Prng, Ratio};
 
 use super::{FaultMix, MS, Options, half, pick};
 
-// Chosen so that the seeds kept for their findings do not change.
+// Chosen so that seeds kept because they found bugs still produce the same runs.
 const IDS: u64 = 0x7361_7973_5f69_647d;
 
 /// Identity that the session's server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportedIds {
-    /// No ids, like a kernel server.
+    /// No IDs, like a kernel server.
     Nothing,
-    /// Its server id, and no export id.
+    /// Its server ID, and no export ID.
     Server,
-    /// Its server id, and an export id that is valid for this boot of its host.
+    /// Its server ID, and an export ID that is valid for this boot of its host.
     Weak(u64),
-    /// Its server id, and a persistent export id.
+    /// Its server ID, and a persistent export ID.
     All,
 }
 
 impl ReportedIds {
-    /// Returns the reported ids.
+    /// Returns the reported IDs.
     pub(in super::super) fn identity(self) -> Identity {
         let (server, export) = home();
         match self {
@@ -54,9 +54,9 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Whether the session knows too little at first to refuse another server if it is the only
-    /// one: that server might be its own after an upgrade, or after another boot. Then another path
-    /// to its own server must be connected while others answer.
+    /// Whether the session knows too little at first to refuse another server when that is the only
+    /// one: it might be the session's own after an upgrade, or after another boot. In that case,
+    /// another path to the session's own server must be connected while others answer.
     pub(in super::super) fn is_beside(self) -> bool {
         self.home[0] != ReportedIds::All
     }
@@ -85,8 +85,8 @@ fn evidence(known: Identity, other: Identity) -> Option<Evidence> {
 }
 
 /// Returns the identities of other servers that a session which knows `known` detects in this way.
-/// If both servers report nothing or the same, only the shape of the device could distinguish them,
-/// which is the same here, so such servers are not drawn.
+/// If both servers report nothing or the same IDs, only the shape of the device could distinguish
+/// them, and that is the same here, so such servers are not drawn.
 pub(in super::super) fn other_identities(known: Identity, by: Evidence) -> Vec<Identity> {
     let (server, export) = home();
     let servers = [None, server, Some(ServerId::of_name("other"))];
@@ -152,7 +152,7 @@ mod tests {
     use super::{Evidence, Identity, ReportedIds, other_identities};
 
     /// Each kind of server can be distinguished from others, and no session has to distinguish
-    /// servers that report the same.
+    /// servers that report the same IDs.
     #[test]
     fn other_identities_are_distinguishable() {
         for reported in

@@ -1,6 +1,6 @@
-//! Ways to cause and detect losses: syncs that fail with varying statuses, users of one device who
-//! each receive their own report, sessions in which only zeroes wait for a flush. Also NBD users
-//! that stop in the middle of payloads.
+//! Ways to cause and detect losses: syncs that fail with varying statuses, users of one device that
+//! each receive their own report, and sessions in which only zeroes wait for a flush. Also NBD
+//! users that stop in the middle of payloads.
 //!
 //! Each is drawn by a separate generator, chosen so that the kept seeds do not change.
 
@@ -23,7 +23,7 @@ pub struct Losses {
     pub users: bool,
     /// Whether only zeroes and discards wait for a flush, because all data is written durably.
     pub zeroes: bool,
-    /// Whether durable writes do not report errors of others.
+    /// Whether durable writes do not report errors of other writes.
     pub apart: bool,
     /// Whether NBD users stop in the middle of payloads, while the disk is slow or paths fail.
     pub stalls: bool,
@@ -87,7 +87,7 @@ impl Options {
             self.faults = FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
         }
         if half(prng) {
-            // A sync that receives the error may end long after another sync.
+            // The sync that receives the error may end long after another sync.
             let disk = &mut self.disk;
             (disk.slow, disk.slow_max) = (Ratio::new(1, 4), pick(prng, &[5, 50]) * MS);
             disk.room = 64;

@@ -13,7 +13,7 @@ const TWINS: u64 = 0x7477_696e_735f_5f21;
 const UNLOCKED: u64 = 0x756e_6c6f_636b_6564;
 
 impl Options {
-    /// Draws these sequences.
+    /// Draws the rare sequences.
     pub(super) fn draw_sequences(&mut self) {
         if self.paths < 2 || !self.is_plain() {
             return;

@@ -40,7 +40,7 @@ impl Oracle {
         over.into_iter().for_each(|id| self.close(id, now));
     }
 
-    /// Ends all dropped writes. Requires that no connection has any request in flight anymore.
+    /// Ends all dropped writes. Requires that no connection has any request left in flight.
     pub(in super::super) fn dropped_are_over(&mut self) {
         self.dropped.clear();
     }

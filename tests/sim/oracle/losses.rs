@@ -13,8 +13,8 @@ impl Write {
 }
 
 impl Oracle {
-    /// Whether a write in flight over a power cut may have an acknowledgement from before the cut,
-    /// in runs whose network delivers such messages late.
+    /// Whether a write in flight during a power cut may have an acknowledgement from before the
+    /// cut, in runs whose network delivers such messages late.
     pub(super) fn may_be_old(&self, id: u32) -> bool {
         self.flights && self.writes[id as usize].start < self.last_cut
     }
@@ -82,8 +82,8 @@ impl Oracle {
     }
 
     /// Records a flush of a user that began at `start` and failed with an error of the device.
-    /// Returns true if the cause can be a power cut that was not reported to this user yet, or,
-    /// with `again`, whose report does not count.
+    /// Returns true if the cause can be a power cut that was not yet reported to this user or, with
+    /// `again`, one whose report does not count.
     pub(in super::super) fn flush_failed(&mut self, user: usize, start: u64, again: bool) -> bool {
         let now = self.tick();
         self.cut_is_reported();

@@ -1,16 +1,17 @@
 //! Model of a backing file that is truncated while it is exported.
 //!
 //! All data beyond the cut is lost, including durable data: if the file gets its length back, it
-//! holds zeroes there, as if they had been written at the cut, not the old data. Until the file
-//! is exported again, no IO beyond the cut that began after it succeeds; IO that overlaps that time
-//! may fail. IO before the cut continues normally. But a write with FUA beyond the cut is a failed
-//! sync, which the server reports to every flush and write with FUA. Data beyond the cut that had
-//! been acknowledged without a flush is not covered by flushes that begin afterwards: one such
-//! flush has to fail first, unless the server ends before.
+//! holds zeroes there, as if they had been written at the cut, not the old data. Until the file is
+//! exported again, no IO beyond the cut that began after it succeeds; IO that overlaps that time
+//! may fail. IO before the cut continues normally. However, a write with FUA beyond the cut is a
+//! failed sync, which the server reports to every flush and write with FUA. Data beyond the cut
+//! that had been acknowledged without a flush is not covered by flushes that begin afterwards: one
+//! such flush has to fail first, unless the server ends before that.
 //!
 //! The disk fails one flush for the cut. If the disk lacks FUA, that may be the flush that follows
 //! a write with FUA; with PREFLUSH, the one before it. That write then fails at any offset, and so
-//! do writes with FUA that run at that moment, since each failed sync makes the server doubt them.
+//! do writes with FUA that are running at that time, since each failed sync makes the server doubt
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,7 @@ pub(super) struct Length {
     /// consecutive failures.
     cut_reported: BTreeMap<usize, (Instant, u32)>,
     /// Bounds on the time at which the disk's one flush failed for the cut, learned from writes
-    /// with FUA: all that failed for it ran from the first moment to the second.
+    /// with FUA: all that failed for it were running between these two times.
     failed_within: Option<(Instant, Instant)>,
 }
 
@@ -102,7 +103,7 @@ impl Oracle {
 
     /// Whether a flush, or a write with PREFLUSH, that a core submitted at `since` may have failed
     /// because the file was cut: the first one, concurrent ones, and some that the server may take
-    /// for other copies of these, or whose answers were lost with a path.
+    /// for copies of these, or whose answers were lost with a path.
     pub(in super::super) fn may_be_cut(
         &mut self,
         core: usize,
@@ -146,7 +147,7 @@ impl Oracle {
     }
 
     /// Whether a flush or durable write that a core submitted at `since` may have failed because a
-    /// durable write beyond the end of the file did. The server that exports the file again has
+    /// durable write beyond the end of the file failed. The server that exports the file again has
     /// another epoch for such failures, which it may report to each core once more, in all requests
     /// that the core had in flight then.
     pub(in super::super) fn may_be_reported(

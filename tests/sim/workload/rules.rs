@@ -16,7 +16,7 @@ pub(in super::super) struct Errors {
     pub(in super::super) statuses: bool,
     /// Whether a flush may report a device that became smaller while no path was up.
     pub(in super::super) shrinks: bool,
-    /// Whether IO may fail because the session had no path for too long.
+    /// Whether IO may fail because the session has had no path for too long.
     pub(in super::super) paths: bool,
     /// Time for which a failed write may still happen once the core is served again.
     pub(in super::super) given_up_for: Option<Duration>,

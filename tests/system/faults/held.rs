@@ -1,8 +1,8 @@
 //! Tests of writes held by the disk while their path dies: the client's copy of such a write waits
 //! for the held write, so that a newer write runs last. Or all paths die, and the client reports
-//! the write as failed: later IO to the same place waits for the held write too, and other IO does
-//! not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs this in a
-//! thousand variations (`rtrs-sim --held`).
+//! the write as failed: later IO to the same blocks waits for the held write too, and other IO does
+//! not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs a thousand
+//! variations of this (`rtrs-sim --held`).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,7 +93,7 @@ impl Stand {
         });
     }
 
-    /// Returns a counter of the session at the server.
+    /// Returns one of the session's counters on the server.
     fn count(&self, what: &str) -> u64 {
         self.server.sessions()[0]["io"][what].as_u64().expect("a number")
     }
@@ -121,7 +121,7 @@ impl Stand {
             });
             let proxy = &self.proxies[on];
             death.strike(proxy);
-            wait_for("the copy to be at the server", PATH_TIME_MAX, || {
+            wait_for("the copy to reach the server", PATH_TIME_MAX, || {
                 (self.count("replays") > replays).then_some(())
             });
             // Time for violations: the copy would run, be answered, and the newer write would run.

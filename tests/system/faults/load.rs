@@ -53,7 +53,7 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// Clients of `vol0`.
+/// Load of several clients on `vol0`.
 #[derive(Debug)]
 pub(crate) struct Load {
     order: Arc<AtomicU8>,

@@ -1,11 +1,11 @@
 //! TCP proxy between a client and its server, for one path, that simulates failures of networks and
 //! middleboxes: goes silent in one direction or both while all connections stay open, delays every
-//! byte, closes in the middle of a frame, corrupts a byte.
+//! byte, closes in the middle of a frame, or corrupts a byte.
 //!
-//! The proxy parses the frames of MPA (RFC 5044 section 4), to damage the intended place. Bytes
-//! that arrive while a direction is shut are kept and forwarded when it is opened: late, as from a
-//! slow network, even if both ends have closed the connection meanwhile. All queues are bounded;
-//! all threads end with the proxy.
+//! The proxy parses MPA frames (RFC 5044 section 4) so as to damage the intended byte. Bytes that
+//! arrive while a direction is shut are kept and forwarded when it is opened: late, as on a slow
+//! network, even if both ends have meanwhile closed the connection. All queues are bounded; all
+//! threads end with the proxy.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,10 +20,10 @@ use rtrs_tests::wait_for;
 
 /// Maximum number of connections; further ones are closed.
 const CONNECTIONS_MAX: usize = 64;
-/// Maximum number of pieces kept per connection and direction; at this limit reading stops.
+/// Maximum number of pieces kept per connection and direction; at this limit, reading stops.
 const QUEUE_MAX: usize = 64;
 const PIECE: usize = 64 << 10;
-/// Minimum size of frames to damage: these carry data, of a write or of a read.
+/// Minimum size of frames to damage: these carry the data of a write or a read.
 const FRAME_MIN: usize = 1024;
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 /// Time without progress after which a blocked write ends its connection.
@@ -39,7 +39,7 @@ pub(crate) enum Way {
 /// Both directions.
 pub(crate) const BOTH: [Way; 2] = [Way::ToServer, Way::ToClient];
 
-/// Place in a frame.
+/// Position in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Length,
@@ -48,12 +48,12 @@ pub(crate) enum Place {
     Checksum,
 }
 
-/// All places, in the order of the wire.
+/// All positions, in wire order.
 pub(crate) const PLACES: [Place; 4] =
     [Place::Length, Place::Header, Place::Payload, Place::Checksum];
 
 impl Place {
-    /// Returns the length of a frame up to and including the byte of this place: an odd number.
+    /// Returns the length of a frame up to and including the byte at this position: an odd number.
     fn end(self, frame_len: usize) -> usize {
         match self {
             Self::Length => 1,
@@ -312,8 +312,8 @@ impl Frames {
 }
 
 impl Shared {
-    /// Waits until a piece that arrived at this time may be forwarded, and returns the damage for
-    /// its frame. None when the proxy ends.
+    /// Waits until a piece that arrived at this time may be forwarded, and returns the damage to
+    /// apply to its frame. None when the proxy ends.
     fn pass(
         &self,
         way: Way,

@@ -1,6 +1,6 @@
-//! Scene of a server and a session under load, with a proxy on each path if a test wants it. Each
-//! scene has its own addresses in 127.0.0.0/8, so that no other process takes the port of a server
-//! while it is down.
+//! Scene of a server and a session under load, with a proxy on each path if a test wants one. Each
+//! scene has its own addresses in 127.0.0.0/8, so that no other process takes a server's port while
+//! the server is down.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -173,8 +173,8 @@ impl Scene {
     }
 }
 
-/// Returns the answer of `status` or `stats`. Paths are missing from it when their core had no turn
-/// for 2 s, as on a starved machine: then the command is repeated.
+/// Returns the answer of `status` or `stats`. Paths are missing from the answer if their core has
+/// not run for 2 s, as on a starved machine: in that case, the command is repeated.
 pub(crate) fn ask(client: &Client, what: &str) -> Value {
     wait_for(&format!("{what} with paths"), PATH_TIME_MAX, || {
         let shown = match what {

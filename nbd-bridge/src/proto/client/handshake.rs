@@ -5,7 +5,7 @@ use crate::proto::wire::{
     WireError, client_flags, clip, handshake_flags, info, magic, opt, rep, take,
 };
 
-/// Maximum length of the data of an option reply.
+/// Maximum data length of an option reply.
 const REPLY_MAX: u32 = 64 << 10;
 /// Maximum number of option replies in a handshake.
 const REPLIES_MAX: u32 = 256;
@@ -115,7 +115,7 @@ impl ClientHandshake {
             if part.len() < need {
                 return Ok((taken, None));
             }
-            // The head has arrived, but not its data.
+            // The header has arrived, but not its data.
             if self.need()? > self.buf.len() {
                 continue;
             }

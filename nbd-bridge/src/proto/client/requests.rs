@@ -4,7 +4,7 @@ use crate::proto::wire::{
     ChunkHeader, NbdError, RequestHeader, SimpleReply, cmd, magic, reply_flags, reply_type, take,
 };
 
-/// Maximum payload of an error chunk: its numbers, and a message.
+/// Maximum payload of an error chunk: its numeric fields and a message.
 const ERROR_MAX: u32 = 8 << 10;
 
 /// Next event of a connection.
@@ -61,7 +61,7 @@ pub enum BadReply {
     Chunk,
     /// Not a violation, but it ends the connection too: the request must be resent over a new
     /// connection.
-    #[error("the server shuts down")]
+    #[error("the server is shutting down")]
     Shutdown,
 }
 
@@ -157,7 +157,7 @@ impl Requests {
         Some(row)
     }
 
-    /// Returns the head of a request that is about to be sent. From then on, a reply may arrive.
+    /// Returns the header of a request that is about to be sent. From then on, a reply may arrive.
     pub fn send(&mut self, row: u32) -> [u8; RequestHeader::LEN] {
         let entry = &mut self.rows[row as usize];
         entry.round = entry.round.wrapping_add(1);

@@ -70,8 +70,8 @@ fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     all
 }
 
-/// Sends one option followed by a LIST. The option must get exactly one error of type `reply` with
-/// a message, and the LIST must be understood.
+/// Sends one option followed by a LIST. The option must receive exactly one error of type `reply`
+/// with a message, and the LIST must be understood.
 fn assert_refused(bad: &[u8], reply: u32) {
     let (out, outcome, left) = run(&client(BOTH, &[bad.to_vec(), option(opt::LIST, b"")]));
     let all = replies(&out);
@@ -502,7 +502,7 @@ fn memory_per_client_is_bounded() {
             assert!(handshake.buf.capacity() <= 2 * OPTION_DATA_MAX as usize);
         }
     }
-    // A head alone must not reserve memory for the data that it announces.
+    // A header alone must not reserve memory for the data that it announces.
     let mut handshake = Handshake::start(&mut out);
     let head = OptionHeader { option: opt::GO, len: OPTION_DATA_MAX }.encode().to_vec();
     handshake.feed(&client(BOTH, &[head]), &exports, &mut out);

@@ -1,4 +1,4 @@
-//! Golden bytes of every head, and truncation of messages.
+//! Golden bytes of every header, and truncation of messages.
 
 use super::*;
 use proptest::prelude::*;

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Three exports: an ordinary one that is also the default, a read-only one with odd sizes, and one
-/// whose numbers violate the protocol.
+/// whose values violate the protocol.
 struct Three([ExportInfo; 3]);
 
 impl Three {
@@ -90,7 +90,7 @@ pub fn fuzz_handshake(data: &[u8]) {
 }
 
 /// Validates requests. The first 16 bytes describe an export, and every 28 bytes after them are a
-/// request, or every 32 with extended heads. Every second request is given a valid magic, so that
+/// request, or every 32 with extended headers. Every second request is given a valid magic, so that
 /// validation is reached.
 #[doc(hidden)]
 pub fn fuzz_transmission(data: &[u8]) {

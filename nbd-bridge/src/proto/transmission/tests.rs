@@ -1,5 +1,5 @@
-//! Tests with hand-written requests: each command, each violation, and the error that the document
-//! requires.
+//! Tests with hand-written requests: each command, each violation, and the error that the
+//! specification requires.
 
 use super::*;
 use crate::proto::fuzz::fuzz_transmission;
@@ -25,7 +25,7 @@ fn flagged(command: u16, flags: u16) -> Request {
     Request { flags, ..request(command, 512, 512) }
 }
 
-/// Rules for a client that asked for the block sizes.
+/// Rules for a client that requested the block sizes.
 fn rules(export: &ExportInfo, structured_replies: bool) -> Rules {
     Rules::new(export, Terms { structured_replies, keeps_blocks: true, ..Terms::default() })
 }

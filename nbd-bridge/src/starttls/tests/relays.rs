@@ -332,7 +332,7 @@ fn a_stalled_client_is_closed_in_time() {
     let half = [&[0, 0, 0, 3][..], &option(opt::LIST, &[])[..9]].concat();
     for says in [&half[..0], &half[..]] {
         let (mut client, engine) = place.connect();
-        // The time may be over before the relay has passed these bytes on.
+        // The timeout may expire before the relay has passed these bytes on.
         let _ = engine.as_ref().unwrap().write_all(&greeting);
         let _ = client.write_all(says);
         assert!(closes(&mut client));
@@ -381,12 +381,12 @@ fn silent_clients_do_not_keep_others_out() {
     let begin = Clock.now();
     let (mut silent, _engines): (Vec<_>, Vec<_>) =
         (0..3).map(|_| place.connect_from(1, begin)).unzip();
-    // A different source gets a place immediately: that of the oldest client of the source with the
-    // most clients.
+    // A different source is admitted immediately, in place of the oldest client of the source with
+    // the most clients.
     let (mut other, other_engine) = place.connect_from(2, begin);
     let mut other_engine = other_engine.unwrap();
     assert!(is_closed(&mut silent[0]));
-    // The same source gets a place once a client has been silent for a while.
+    // The same source is admitted once a client has been silent for a while.
     let (mut refused, none) = place.connect_from(1, begin);
     assert!(none.is_none() && is_closed(&mut refused));
     let later = begin + SILENT_AFTER;

@@ -37,7 +37,7 @@ pub(super) struct Turn<'a> {
     pub(super) task: &'a Task,
     /// Other volumes that share the session in the file.
     pub(super) mates: &'a [Session],
-    /// Time until which an attach to a running session is retried.
+    /// Deadline for retries of an attach to a running session.
     pub(super) retry_until: Instant,
 }
 
@@ -207,8 +207,8 @@ pub(super) fn have_all_ended(status: &Status, sharers: &[Session]) -> bool {
     has_ended(status) && sharers.iter().all(other_has)
 }
 
-/// Rejects the reattach of a volume whose paths lead to a different export, which the new session
-/// would accept.
+/// Refuses to reattach a volume whose paths lead to a different export, which the new session would
+/// accept.
 pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Error> {
     let is_checked = wanted.plan.session.settings.identity.is_some();
     if status.state != SessionState::IdentityMismatch || is_checked {
@@ -219,9 +219,8 @@ pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Err
     Err(Error::new(ErrorKind::Path, text))
 }
 
-/// Error for the reattach of a volume without the others that share its session. The file does not
-/// list those volumes with this one; otherwise all would have been detached together
-/// ([`super::renew`]).
+/// Error for reattaching a volume without the others that share its session. The file does not list
+/// those volumes with this one; otherwise all would have been detached together ([`super::renew`]).
 fn not_alone(status: &Status) -> Error {
     let text = format!(
         "cannot reattach it alone: its session has other volumes, which the file does not list \
@@ -255,8 +254,8 @@ pub(super) fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<
 /// Error for a volume whose session is not running, or is running under a different name.
 fn no_session(first: &str) -> Error {
     let text = format!(
-        "cannot add it to the session of {first:?}: that session does not run as in the file; see \
-         the result of {first:?}"
+        "cannot add it to the session of {first:?}: that session is not running as in the file; \
+         see the result of {first:?}"
     );
     Error::new(ErrorKind::NotAttached, text)
 }

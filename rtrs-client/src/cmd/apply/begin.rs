@@ -1,4 +1,4 @@
-//! Start of a session by `apply`, with all of its volumes that are to be attached.
+//! Starts a session for `apply`, with all of its volumes that are to be attached.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl Group<'_> {
         };
         let items: Vec<&Item> = self.items.iter().filter(to_attach).collect();
         let volumes: Vec<&Wanted> = items.iter().filter_map(|item| item.wanted.as_ref()).collect();
-        // An unusable name or run directory is reported at the item's own turn.
+        // An unusable name or run directory is reported when its item is handled.
         let session = |item: &Item| Session::new(&item.name, self.global).ok();
         let all: Vec<Session> = self.items.iter().filter_map(session).collect();
         match volumes.first() {

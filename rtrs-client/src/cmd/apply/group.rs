@@ -13,15 +13,15 @@ pub(in crate::cmd) struct Item {
     /// None for a session that the file does not list.
     pub(super) wanted: Option<Wanted>,
     pub(super) task: Task,
-    /// Obstacle found before anything was done.
+    /// Problem found before anything was done.
     pub(super) error: Option<Error>,
 }
 
-/// Volumes of a session, or a single volume, with the context of their turns.
+/// Volumes of a session, or a single volume, with the context for handling them.
 pub(super) struct Group<'a> {
     pub(super) items: &'a [Item],
     pub(super) may: Allowed,
-    /// Time until which an attach to a running session is retried.
+    /// Deadline for retries of an attach to a running session.
     pub(super) retry_until: Instant,
     pub(super) global: &'a GlobalArgs,
 }

@@ -34,7 +34,7 @@ impl Lock {
                 Err(TryLockError::Error(error)) => return Err(system(what)(error)),
                 Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
                     let text = format!(
-                        "another apply has run in this run directory for more than {} s; see {}",
+                        "another apply has been running in this directory for over {} s; see {}",
                         WAIT_MAX.as_secs(),
                         path.display()
                     );

@@ -87,7 +87,7 @@ pub struct ApplyArgs {
 
     /// With --reattach or --prune, detach sessions even if in use; unwritten data is lost
     ///
-    /// Like detach --force: the IO of their users fails, and NBD connections end.
+    /// Like detach --force: the IO of their users fails, and NBD connections are closed.
     #[arg(long)]
     pub force: bool,
 
@@ -159,7 +159,7 @@ impl Row {
 struct Outcome {
     result: Option<&'static str>,
     error: Option<Error>,
-    /// Action determined at the volume's turn, if the volumes before it may have changed it.
+    /// Action determined anew, if handling the volumes before this one may have changed it.
     now: Option<Task>,
 }
 
@@ -209,7 +209,7 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     let items = compare(&args.file, Purpose::Act, global)?;
     let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
     let may = Allowed { reattach: args.reattach, force: args.force, within_ms, retry_for };
-    // Volumes of one session are started together, and otherwise take turns.
+    // Volumes of one session are started together, and otherwise handled one after another.
     let is_later = |item: &Item| item.wanted.as_ref().is_some_and(|one| one.first.is_some());
     let groups: Vec<&[Item]> = items.chunk_by(|_, next| is_later(next)).collect();
     let apply = |groups: &[&[Item]]| {
@@ -273,8 +273,8 @@ impl Group<'_> {
         let mates = self.items.iter().filter(|other| other.name != item.name);
         let mates: Vec<Session> = mates.map(|other| session.sibling(&other.name)).collect();
         let (wanted, original) = (item.wanted.as_ref(), item.task.action);
-        // Compares again: earlier turns may have changed the settings of the session, a takeover
-        // attaches all volumes of a session, and a renewal detaches them.
+        // Compares again: handling earlier volumes may have changed the session's settings, a
+        // takeover attaches all volumes of a session, and a renewal detaches them.
         let is_renewed = !matches!(renewal, Renewal::NotNeeded);
         let does = is_renewed
             || matches!(original, Action::Attach | Action::Change | Action::NeedsReattach);
@@ -358,7 +358,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     Ok((without_bom(text), "stdin".to_owned()))
 }
 
-/// Plans of the volumes in the file. Those of a session are adjacent.
+/// Plans of the volumes in the file. Those of the same session are adjacent.
 fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
@@ -414,8 +414,8 @@ fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
         };
         let name = &other.plan.session.name;
         let text = match &one.first {
-            None => format!("it has the {front} of session {name:?}"),
-            Some(_) => format!("volume {this:?} has the {front} of {name:?}"),
+            None => format!("it has the same {front} as session {name:?}"),
+            Some(_) => format!("volume {this:?} has the same {front} as {name:?}"),
         };
         return Err(Error::new(ErrorKind::Config, text));
     }
@@ -459,7 +459,7 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
         prune::foresee_refusals(&mut items, global);
     }
     if purpose == Purpose::Compare {
-        // A session in use that keeps its place is a difference here, not an error.
+        // A session in use whose detach would be refused is a difference here, not an error.
         prune::explain_refusals(&mut items);
     }
     prune::expect_free_places(&mut items, &run_dir, global);

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::{AttachPlan, Front};
 use crate::volumes::difference::{Action, Found, Running};
 
-/// Number of sessions asked at the same time.
+/// Number of sessions queried at the same time.
 const AT_ONCE: usize = 16;
 
 /// Purpose of a comparison.
@@ -71,7 +71,7 @@ fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
-/// Shows refusals as reasons, where only errors of the comparison count.
+/// Turns refusals into reasons, for commands that count only errors of the comparison.
 pub(super) fn explain_refusals(items: &mut [Item]) {
     for item in items.iter_mut().filter(|item| item.task.action == Action::Detach) {
         let refusal = item.error.take_if(|error| error.kind() == ErrorKind::InUse);

@@ -1,9 +1,9 @@
 //! Reattach of all volumes of a session, to change settings that the volumes share and that only a
 //! new session can adopt.
 //!
-//! The volumes are detached first, and then take their turns as in a first `apply`. Anything that
-//! would keep a volume attached is detected before any volume is detached. If a detach is refused
-//! nevertheless, the session continues, and the volumes that were detached join it again.
+//! The volumes are detached first, and then handled as in a first `apply`. Problems are detected
+//! before any volume is detached. If a detach is refused nevertheless, the session continues, and
+//! the volumes that were detached rejoin it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Startup of a session's process.
+//! Starts a session's process.
 
 use std::ffi::OsString;
 

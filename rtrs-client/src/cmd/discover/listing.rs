@@ -1,5 +1,5 @@
-//! Requests the exports of one server, or only its proof of identity: the start of a session with
-//! one connection, without OPEN.
+//! Requests the list of one server's exports, or only its proof of identity, by starting a session
+//! with one connection, without OPEN.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -120,7 +120,7 @@ impl Listing {
     /// Adds a page. Returns the next request, None after the last page.
     ///
     /// # Errors
-    /// Fails if the server violates the protocol, so that the list might be endless.
+    /// Fails if the server violates the protocol in a way that could make the list endless.
     fn add(&mut self, page: Page) -> Result<Option<Discover>, AskError> {
         for export in page.exports {
             let last = self.exports.last().map(|last| bare(&last.name));
@@ -153,8 +153,8 @@ pub(super) fn list(
     ask(link, local, remote, Purpose::List, timeout)
 }
 
-/// Authenticates both ends, where the link has certificates or keys for that. Ends within `timeout`
-/// plus the time for a close.
+/// Authenticates both ends, if the link has certificates or keys. Ends within `timeout` plus the
+/// time for a close.
 pub(crate) fn prove(
     link: &mut Link,
     local: Option<IpAddr>,

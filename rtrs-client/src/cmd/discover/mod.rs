@@ -23,7 +23,7 @@ use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
 use crate::tls::TlsSources;
 
-/// Number of servers asked at the same time.
+/// Number of servers queried at the same time.
 const AT_ONCE: usize = 8;
 
 /// The arguments.
@@ -37,7 +37,7 @@ pub struct DiscoverArgs {
 
     /// Time limit for each server, 10ms to 10m [default: 5s]
     ///
-    /// It covers the connect and all answers of a server. Servers are asked at the same time.
+    /// It covers the connect and all answers of a server. Servers are queried at the same time.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 

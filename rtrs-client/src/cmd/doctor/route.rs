@@ -80,7 +80,7 @@ impl RouteSocket {
 }
 
 fn odd(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer of the kernel: {what}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer from the kernel: {what}"))
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {

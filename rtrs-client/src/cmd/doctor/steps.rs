@@ -154,7 +154,7 @@ fn try_walk(
     Ok(None)
 }
 
-/// Opens a provider for the connection. Returns the failed step otherwise.
+/// Opens a provider for the connection, or returns the failed step.
 fn open_link(portal: &Portal, tls: &TlsSources, timeout: Duration) -> Result<Link, Step> {
     // Tested separately first, because the error of this call contains the remedy.
     if let Err(error) = Ring::new(1) {

@@ -12,7 +12,7 @@ use crate::control_protocol::{Changed, PathInfo, Request, Status};
 use crate::error::{Error, ErrorKind};
 use crate::path::state::PathState;
 
-/// Maximum time for closing a path's connections, beyond the time of its requests.
+/// Maximum time for closing a path's connections, beyond the time allowed for its requests.
 const CLOSE_MAX: Duration = Duration::from_secs(15);
 /// Time for a path to connect before the command gives up.
 const CONNECT_MAX: Duration = Duration::from_secs(30);

@@ -35,7 +35,7 @@ pub enum PathCommand {
     Add(PathAddArgs),
     /// Remove a path permanently
     ///
-    /// The path gets no new requests. Those in flight finish, or go to the other paths after
+    /// The path receives no new requests. Those in flight finish, or go to the other paths after
     /// --within. No IO fails. Refuses to remove the last or the only connected path unless --force
     /// is given.
     Remove(PathLeaveArgs),
@@ -46,13 +46,13 @@ pub enum PathCommand {
     Disconnect(PathLeaveArgs),
     /// Connect a path now, or again if it is connected
     ///
-    /// A connected path gets no new requests and is closed first, as with disconnect. This needs no
-    /// --force for the only connected path: IO waits until it is back.
+    /// A connected path receives no new requests and is closed first, as with disconnect. This
+    /// needs no --force for the only connected path: IO waits until it is back.
     Reconnect(PathLeaveArgs),
     /// Have another gateway serve the volume
     ///
     /// For an export that several servers share. The server that serves it gives it up, and another
-    /// one, to which a path is in the state standby, takes it over. IO waits meanwhile.
+    /// one, whose path is in the state standby, takes over. IO waits meanwhile.
     Switch(NameArgs),
 }
 

@@ -1,4 +1,4 @@
-//! Attempts of a path to connect: their schedule, and network changes of this host that may help.
+//! A path's connection attempts: their schedule, and network changes on this host that may help.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(super) struct Attempt<'a> {
     pub(super) started: Instant,
 }
 
-/// Schedule of the attempts of a path.
+/// Schedule of a path's attempts.
 #[derive(Debug)]
 pub(super) struct Attempts {
     pub(super) reconnect: Reconnect,
@@ -48,7 +48,7 @@ impl Attempts {
         self.reconnect.set_addresses(addresses);
     }
 
-    /// Counts an attempt that has ended. Returns whether the next one needs no wait.
+    /// Counts an attempt that has ended. Returns whether the next one need not wait.
     pub(super) fn ended(&mut self) -> bool {
         self.reconnect.ended();
         self.network.take_at_once()
@@ -66,8 +66,8 @@ impl Attempts {
         }
     }
 
-    /// Acts on a network change that is due, if any. Returns Some(true) if the current attempt has
-    /// to end so that a new one can start, which happens only once the device `was_open`.
+    /// Acts on a network change that is due, if any. Returns Some(true) if the current attempt must
+    /// end so that a new one can start, which happens only once the device `was_open`.
     pub(super) fn poll_network(
         &mut self,
         now: Instant,
@@ -99,7 +99,7 @@ impl Attempts {
         Some(false)
     }
 
-    /// Time at which a network change has to be acted on.
+    /// Time at which a network change must be acted on.
     pub(super) fn network_deadline(&self) -> Option<Instant> {
         self.network.deadline()
     }

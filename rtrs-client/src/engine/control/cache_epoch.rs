@@ -18,7 +18,7 @@ const REPORTED_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct CacheEpoch {
     shards: u16,
-    /// Time from the first open during which requests may be resent that an earlier process took.
+    /// Time from the first open during which requests accepted by an earlier process may be resent.
     resent_for: Duration,
     /// Epoch in which the earlier process may have left unflushed writes.
     inherited: Option<u64>,
@@ -115,7 +115,7 @@ impl CacheEpoch {
         self.kept
     }
 
-    /// Acknowledged writes that the users could lose without notice if this process ended now and
+    /// Acknowledged writes that the users could lose without noticing if this process ended now and
     /// its saved epoch were removed.
     pub(super) fn outstanding(&self) -> Outstanding {
         let Some(watch) = &self.watch else { return Outstanding::Nothing };

@@ -5,14 +5,14 @@ use rtrs_core::time::Duration;
 use super::failure::{ONE_SERVER, SessionFailure};
 use crate::engine::session::{PATHS_MAX, PathTarget, Tuning, VOLUMES_MAX, VolumeConfig};
 
-/// Change of a running session.
+/// Change to a running session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Add a path, under an identity that no path of the session had before.
     Add {
         /// Addresses and provider of the path.
         target: PathTarget,
-        /// Identity of the path at the server.
+        /// Identity of the path on the server.
         uuid: [u8; 16],
         /// Paths that the new one may duplicate, because they will be removed.
         replaces: Vec<String>,
@@ -47,7 +47,7 @@ pub struct Leaving {
     pub path: String,
     /// Time for the path's requests; afterwards they move to the other paths.
     pub within: Duration,
-    /// Take the path out of use even if IO then has to wait for another.
+    /// Take the path out of use even if IO must then wait for another path.
     pub force: bool,
 }
 
@@ -58,7 +58,7 @@ pub enum ChangeError {
     /// The session is being detached.
     #[error("the session is being detached")]
     Detaching,
-    /// No volume of the session was open yet.
+    /// No volume of the session has been open yet.
     #[error("the session is still attaching; try again when it is open")]
     Attaching,
     /// The session has failed.
@@ -70,7 +70,7 @@ pub enum ChangeError {
     /// The session has no path of this name.
     #[error("no path {0}; see path list")]
     NoPath(String),
-    /// The session has a path of this name.
+    /// The session already has a path of this name.
     #[error("path {name} already exists{}", if *.leaving { " and has not left yet" } else { "" })]
     PathExists {
         /// Name of the path.
@@ -78,7 +78,7 @@ pub enum ChangeError {
         /// Whether the path is being taken out of use.
         leaving: bool,
     },
-    /// The session has a path to the same addresses.
+    /// The session already has a path to the same addresses.
     #[error(
         "path {name} would duplicate path {existing}, which leads to the same address; use another \
          address of the server, or of this host (tcp://LOCAL@HOST)"
@@ -86,13 +86,13 @@ pub enum ChangeError {
     DuplicatePath {
         /// Name of the new path.
         name: String,
-        /// Name of the path that the session has.
+        /// Name of the existing path.
         existing: String,
     },
     /// The session has the maximum number of paths.
     #[error("the session already has {PATHS_MAX} paths, the maximum")]
     TooManyPaths,
-    /// All slots of paths are in use.
+    /// All path slots are in use.
     #[error("no slot for another path")]
     NoSlot,
     /// The path of this name has ended with its session.
@@ -116,7 +116,7 @@ pub enum ChangeError {
     /// The session has no volume of this export.
     #[error("the session has no volume {0}")]
     NoVolume(String),
-    /// The session has a volume of this export.
+    /// The session already has a volume of this export.
     #[error(
         "volume {export} already exists{}",
         if *.closing { " and is still being closed" } else { "" }

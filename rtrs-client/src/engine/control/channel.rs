@@ -1,4 +1,4 @@
-//! Channel of a path to its server: connections, properties that the server reported, and
+//! A path's channel to its server: connections, properties that the server reported, and
 //! heartbeats.
 
 use std::net::{IpAddr, SocketAddr};
@@ -40,7 +40,7 @@ impl ServerInfo {
     };
 }
 
-/// Channel of a path to its server. Methods that fail return the reason why the path must end.
+/// A path's channel to its server. Methods that fail return the reason why the path must end.
 #[derive(Debug)]
 pub(super) struct Channel {
     target: PathTarget,

@@ -27,7 +27,7 @@ pub(super) struct Deadlines {
     pub(super) first: Option<Instant>,
 }
 
-/// Checks of a session.
+/// A session's checks.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
     /// Time and result of the last check, unless something has happened since.
@@ -40,7 +40,7 @@ impl Checks {
         self.last = None;
     }
 
-    /// Extent of the check that a turn has to make, if any.
+    /// Extent of the check that a turn must make, if any.
     pub(super) fn due(&self, now: Instant) -> Option<Check> {
         match self.last {
             Some((_, found)) if found.first.is_none_or(|at| now < at) => {}

@@ -3,8 +3,8 @@
 //! An individual volume is closed once its IO has ended. A close uses the same permit as all opens,
 //! so it waits for an open in progress. It is sent over one path; the server may then reuse the
 //! volume's number. If that path dies, the close is therefore repeated only once the path is fenced
-//! off, and no other volume is opened in the meantime. A volume that no path serves anymore may
-//! still be open at the server: it is opened once more and then closed.
+//! off, and no other volume is opened in the meantime. A volume that no path serves any longer may
+//! still be open on the server: it is opened once more and then closed.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) enum CloseStep {
     /// The volume is not to be closed, or a path may open it first.
     Skip,
-    /// No path has the volume open anymore.
+    /// No path has the volume open any longer.
     Finish,
     /// Another request or a fence is in progress; no volume can be closed now.
     Wait,
@@ -39,7 +39,7 @@ pub(super) struct Closing {
 }
 
 impl Closing {
-    /// Begins to end the session. Returns false if it was already ending.
+    /// Starts ending the session. Returns false if it was already ending.
     pub(super) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.detaching, true)
     }

@@ -1,4 +1,4 @@
-//! Connections of a path: connection 0 is managed here, the others on their shards by messages.
+//! A path's connections: connection 0 is managed here, the others on their shards by messages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct Connections {
     provider: ProviderIndex,
     /// Attempt number, by which shards distinguish attempts.
     epoch: u32,
-    /// Attempt number in the server's count.
+    /// Attempt number, as counted by the server.
     recon_cnt: u16,
     remote: SocketAddr,
     started: Instant,

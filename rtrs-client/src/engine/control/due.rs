@@ -1,8 +1,8 @@
-//! Actions that are due on a path, and the ways in which a path ends.
+//! Actions that are due on a path, and how a path ends.
 
 use crate::engine::path_end::PathEnd;
 
-/// Reason and manner of a path's end.
+/// Why and how a path ends.
 #[derive(Debug)]
 pub(super) struct End {
     /// Reason to show and log; None for a requested end.

@@ -1,6 +1,6 @@
 //! Fencing of dead paths, so that none of their requests takes effect late.
 //!
-//! When a path that carried IO dies, its requests may still be in transit or queued at the server.
+//! When a path that carried IO dies, its requests may still be in transit or queued on the server.
 //! They must not be repeated over another path, and no newly connected path may carry IO, until the
 //! server has confirmed over a working path that the dead path is fenced off (FENCE,
 //! `rtrs-core/src/wire/fence.rs`). Readmitting a path fences it off as well: the server first ends
@@ -133,7 +133,7 @@ pub(super) fn is_awaited(paths: &Paths, volumes: &Volumes) -> bool {
     })
 }
 
-/// Path whose fence was requested over `over`.
+/// Path for which a fence was requested over `over`.
 pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
     let asked = |path: &&Path| path.volumes.fence.asked().is_some_and(|(asked, _)| asked == over);
     paths.iter().find(asked).map(Path::id)
@@ -165,7 +165,7 @@ pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
 
 /// Whether shards may use a volume that a path has just opened while carrying IO. As with
 /// [`may_carry`], they may not while another path to the same server that carried the volume awaits
-/// its fence: a copy of a failed IO may still be at the server.
+/// its fence: a copy of a failed IO may still be on the server.
 pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> bool {
     let server = paths[path].channel.server();
     let lost = |other: &Path| {

@@ -22,10 +22,10 @@ use crate::engine::device_set::DeviceIndex;
 use crate::path::state::PathState;
 
 /// Time for which the active server may be unreachable before a different server is asked, because
-/// a path may return.
+/// a path may come back.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// Request to a server to take over a volume, or to give it up.
+/// Request asking a server to take over a volume, or to give it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Takeover {
     pub(super) path: PathId,

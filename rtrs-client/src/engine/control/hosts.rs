@@ -1,4 +1,4 @@
-//! Exchange with the process about the hosts of paths, which it resolves outside the engine.
+//! Exchange with the process about the paths' hosts, which it resolves outside the engine.
 
 use crate::engine::session::Resolved;
 

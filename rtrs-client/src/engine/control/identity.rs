@@ -90,7 +90,7 @@ impl std::error::Error for Mismatch {}
 #[derive(Debug)]
 pub(super) struct PinnedServer {
     id: Option<ServerId>,
-    /// Secrets by server, for volumes that move between several servers.
+    /// Eviction secrets by server, for volumes that move between several servers.
     secrets: Vec<(Option<ServerId>, EvictionSecret)>,
     /// Whether the server has exports that move.
     gateways: bool,
@@ -149,7 +149,7 @@ impl PinnedServer {
     }
 }
 
-/// Known identity of a volume's disk or file, and the server where it was open.
+/// Known identity of a volume's disk or file, and the server on which it was last open.
 #[derive(Debug)]
 pub(super) struct PinnedExport {
     id: Option<ExportId>,
@@ -163,12 +163,12 @@ impl PinnedExport {
         Self { id, opened_at: None }
     }
 
-    /// Records the server at which the export was opened.
+    /// Records the server on which the export was opened.
     pub(super) fn note_server(&mut self, id: Option<ServerId>, process: ServerProcess) {
         self.opened_at = Some((id, process));
     }
 
-    /// Whether the last open was at this server. A server without an ID is a different one after a
+    /// Whether the last open was on this server. A server without an ID is a different one after a
     /// restart.
     pub(super) fn was_open_at(&self, id: Option<ServerId>, process: ServerProcess) -> bool {
         self.opened_at.is_some_and(|(last, at)| match (last, id) {
@@ -232,7 +232,7 @@ pub(super) struct ReportedServer<'a> {
     pub(super) reported: Option<ServerId>,
 }
 
-/// Use of the session's other paths while a path opens a volume.
+/// State of the session's other paths while a path opens a volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OtherPaths {
     /// Whether another path is connected.

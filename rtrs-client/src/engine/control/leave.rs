@@ -21,7 +21,7 @@ impl Why {
     }
 }
 
-/// State of a path that finishes its requests before it leaves.
+/// State of a path that is finishing its requests before leaving.
 #[derive(Clone, Debug)]
 pub(super) struct Leave {
     why: Why,
@@ -40,7 +40,7 @@ impl Leave {
     }
 }
 
-/// Departure of a path from use.
+/// Progress of taking a path out of use.
 #[derive(Debug, Default)]
 pub(super) struct Departure {
     leave: Option<Leave>,

@@ -1,9 +1,9 @@
-//! Link failures of this host, and the paths that they cut off.
+//! Link failures on this host, and the paths that they cut off.
 //!
 //! A TCP path with a source address on the failed link ends immediately, long before its heartbeats
 //! would show the failure, if other paths carry everything that it serves. Without such paths there
 //! is nothing to gain: the link may return before TCP gives up, and a volume without a path fails
-//! IO or moves to another gateway. RDMA devices report the state of their ports themselves.
+//! IO or moves to another gateway. RDMA devices themselves report the state of their ports.
 
 use std::net::IpAddr;
 

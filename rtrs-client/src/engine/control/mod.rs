@@ -22,7 +22,7 @@
 //!   `no_path.rs` (how long its IO waits);
 //! - `routes.rs`: the paths and the volumes, and which path serves which volume;
 //! - `opening.rs`: the order in which paths open volumes, and the answers to opens; `closing.rs`:
-//!   closing of volumes and the end of the session; `steps.rs`: what these and fences do to other
+//!   closing of volumes and the end of the session; `steps.rs`: how these and fences affect other
 //!   parts;
 //! - `change.rs`: changes on request; `checks.rs`: when a turn checks what is due;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
@@ -165,7 +165,7 @@ impl SessionControl {
         if self.closing.is_detaching() {
             return Err(ChangeError::Detaching);
         }
-        // A volume that was refused leaves while the others are still being opened.
+        // A refused volume is removed while the others are still being opened.
         let is_close = matches!(change, Change::CloseVolume { .. });
         if !is_close && !self.routes.volumes.were_open() {
             return Err(ChangeError::Attaching);
@@ -445,7 +445,7 @@ impl SessionControl {
         }
     }
 
-    /// Handles a queue pair of this shard that failed or ended. Returns whether it was a service
+    /// Handles a failed or closed queue pair of this shard. Returns whether it was a service
     /// connection.
     pub(crate) fn handle_closed(
         &mut self,
@@ -576,8 +576,8 @@ impl SessionControl {
         }
     }
 
-    /// Ends a path: all its connections on all shards. Once the last has ended, the path waits for
-    /// its next attempt.
+    /// Closes all of a path's connections, on all shards. Once the last has closed, the path waits
+    /// for its next attempt.
     fn end_path(&mut self, id: PathId, end: End, ctx: &mut Ctx<'_>) {
         let detaching = self.closing.is_detaching();
         if self.routes.paths[id].end(end, detaching, ctx) {

@@ -1,5 +1,5 @@
-//! State of a volume that moves between servers: its term, its server, and the time of the next
-//! takeover request.
+//! State of a volume that moves between servers: its term, its server, and when to ask for the next
+//! takeover.
 
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ServerId;
@@ -19,7 +19,7 @@ pub(super) struct Moving {
     moves: bool,
     /// Highest term reported by an active server.
     term: u64,
-    /// Server that reported the term.
+    /// Server that reported that term.
     server: Option<ServerId>,
     /// Deadline for the serving server to step down, if it was asked to.
     leaves_by: Option<Instant>,

@@ -3,13 +3,13 @@
 //! Such a change is a link that has regained its carrier, or a new address or route. Only an
 //! attempt shows whether that helps a path. So every waiting path is tried, and its backoff starts
 //! over. An attempt in progress is replaced by a new one: its packets may be lost, and TCP or RDMA
-//! CM repeat them only after seconds. Changes may come in any number, from a link that flaps or
+//! CM repeat them only after seconds. Any number of changes may arrive, from a link that flaps or
 //! from links that have nothing to do with the server, so the reaction is limited:
 //!
 //! - Reactions of a path are `SPACING_MIN` apart, doubling each time up to `SPACING_MAX`, until
 //!   there has been no change for `QUIET`. A change that comes too early is handled later.
 //! - An attempt runs for at least `ATTEMPT_MIN`, and the replacement of an abandoned attempt is
-//!   never abandoned itself: a server that is slow to answer still gets connected.
+//!   never abandoned itself: a server that is slow to answer is still reached.
 //! - No attempt is abandoned before the device has been open: a failed attempt may end the attach.
 //!
 //! Paths over RDMA are excluded. Changes are reported before a device is ready to send what an
@@ -50,7 +50,7 @@ impl Default for NetworkRetry {
 }
 
 impl NetworkRetry {
-    /// Records a change of the network, to be handled now or as soon as the spacing permits.
+    /// Records a network change, to be handled now or as soon as the spacing permits.
     pub(super) fn changed(&mut self, now: Instant, what: &str) {
         if self.due.is_some() {
             return;

@@ -91,8 +91,8 @@ pub(super) fn next_connected(routes: &Routes, now: Instant) -> Option<(PathId, D
     next.filter(|_| may_open(routes))
 }
 
-/// Time at which a connected path is due to open a volume. None while no path may open a volume;
-/// that state is ended by an event.
+/// Time at which a connected path is due to open a volume. None while no path may open a volume; an
+/// event ends that state.
 pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
     let free = routes.paths.iter().filter(|path| path.is_free());
     let due = free.filter_map(|path| due(path, &routes.volumes)).map(|(at, _)| at).min();
@@ -143,14 +143,14 @@ pub(super) struct OpenAnswer<'a> {
     pub(super) opened: &'a Opened,
 }
 
-/// Reason for a refused open, as the server gave it.
+/// Reason for a refused open, as given by the server.
 #[derive(Clone, Debug)]
 pub(super) struct OpenRefused {
     pub(super) errno: u16,
     pub(super) why: Option<OpenRefusal>,
 }
 
-/// Work that an answer to an open leaves for the session.
+/// Work left for the session by an answer to an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Nothing,
@@ -277,7 +277,7 @@ impl Opening {
         Ok(Next::OpenConnected)
     }
 
-    /// Server to compare with the pinned one. A volume that moves may be at any server if its
+    /// Server to compare with the pinned one. A volume that moves may be on any server if its
     /// export ID proves that it is the same export; that server then counts as the pinned one.
     fn reported_server(&self, answer: OpenAnswer<'_>, routes: &Routes) -> ReportedServer<'_> {
         let Opened { device, standing, .. } = answer.opened;

@@ -1,7 +1,7 @@
 //! Control shard's part of one path: its state, attempts and end.
 //!
 //! Decisions that depend on other paths are made elsewhere. Methods that fail return the reason why
-//! the path has to end.
+//! the path must end.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use crate::engine::session::{Failover, Granted, PathTarget, Resolved, SessionCon
 use crate::path::handshake::{Claims, Proof};
 use crate::path::state::PathState;
 
-/// Time limit for ending all connections of a path; afterwards they are aborted once more.
+/// Time limit for closing all of a path's connections; after that they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Path {
     pub(super) volumes: PathVolumes,
     attempts: Attempts,
     departure: Departure,
-    /// Reason for the last end, until the path reconnects.
+    /// Reason why the path last ended, until it reconnects.
     last_end: Option<PathEnd>,
     errors: PathErrors,
 }
@@ -112,7 +112,7 @@ impl Path {
         self.volumes.terms.asked().is_some() && !self.channel.fences()
     }
 
-    /// Reason for the last end of the path, unless it is connected.
+    /// Reason why the path last ended, unless it is connected.
     pub(super) fn last_end(&self) -> Option<&PathEnd> {
         self.last_end.as_ref()
     }
@@ -193,7 +193,7 @@ impl Path {
         self.channel.post(ctx, |service, fabric| service.post_info(session, fabric))
     }
 
-    /// Returns why the path has to end after the end of a connection.
+    /// Returns why the path must end after one of its connections has ended.
     pub(super) fn closed(&self, reason: CloseReason) -> PathEnd {
         match self.state {
             PathState::InfoExchange => {
@@ -347,8 +347,8 @@ impl Path {
         self.channel.heartbeat.tune(now, heartbeats);
     }
 
-    /// Acts on a network change that is due, if any. Returns Some(true) if the current attempt has
-    /// to end so that a new one can start, which happens only once the device `was_open`.
+    /// Acts on a network change that is due, if any. Returns Some(true) if the current attempt must
+    /// end so that a new one can start, which happens only once the device `was_open`.
     pub(super) fn poll_network(&mut self, now: Instant, was_open: bool) -> Option<bool> {
         let connections = self.channel.connections();
         let attempt = Attempt {
@@ -409,7 +409,7 @@ impl Path {
         earliest(own, self.attempts.network_deadline())
     }
 
-    /// Takes the path out of use. Returns whether its connections have to be ended now.
+    /// Takes the path out of use. Returns whether its connections must be closed now.
     pub(super) fn leave(&mut self, leave: Leave, ctx: &mut Ctx<'_>) -> Result<bool, ChangeError> {
         let why = leave.why();
         match self.state {
@@ -452,7 +452,7 @@ impl Path {
     }
 
     /// Records that a shard has no requests of the path in flight. Returns whether that was the
-    /// last shard, so that the connections have to be ended now.
+    /// last shard, so that the connections must be closed now.
     pub(super) fn retired(&mut self, epoch: u32, shard: CoreIndex) -> bool {
         let leaves = self.epoch() == epoch && self.is_connected();
         let all = leaves && self.departure.retired(shard);
@@ -518,7 +518,7 @@ impl Path {
         true
     }
 
-    /// Aborts connections whose end takes too long.
+    /// Aborts connections that take too long to close.
     pub(super) fn abort(&mut self, ctx: &mut Ctx<'_>) {
         self.attempts.until = ctx.now + CLOSE_TIMEOUT;
         self.channel.abort(ctx);
@@ -552,7 +552,7 @@ impl Path {
     }
 
     /// Ends the path with its session, unless it has connections. Returns whether its connections
-    /// have to be ended first.
+    /// must be closed first.
     pub(super) fn detach(&mut self) -> bool {
         if matches!(self.state, PathState::Waiting | PathState::Disconnected) {
             self.state.advance(PathState::Gone);

@@ -1,7 +1,7 @@
 //! Removal of a path from use on request.
 //!
-//! A leaving path gets no new requests. Its shards report when its requests have finished. Only
-//! then are its connections closed, so that nothing has to be resent. Requests still in flight at
+//! A leaving path is given no new requests. Its shards report when its requests have finished. Only
+//! then are its connections closed, so that nothing needs to be resent. Requests still in flight at
 //! the deadline move to the other paths as when a path dies, including the fence. The slot of a
 //! removed path is reused for the next path that is added.
 

@@ -23,7 +23,7 @@ struct Lost {
     epoch: u32,
     recon_cnt: u16,
     carried: Carried,
-    /// Another process of that server that refused to answer for `process`.
+    /// Another process on that server that refused to answer for `process`.
     refused_by: Option<ServerProcess>,
     /// Path over which the fence was requested, and the deadline for the answer.
     asked: Option<(PathId, Instant)>,
@@ -144,7 +144,7 @@ impl PathFence {
         }
     }
 
-    /// Number of the connect up to which the path has to be fenced off, if it has to be.
+    /// Number of the connect up to which the path must be fenced off, if it must be.
     pub(super) fn recon_cnt(&self) -> Option<u16> {
         self.lost.filter(|lost| !lost.answered).map(|lost| lost.recon_cnt)
     }

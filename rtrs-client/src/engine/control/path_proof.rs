@@ -23,7 +23,7 @@ impl PathProof {
         Self { prover, challenge: None }
     }
 
-    /// Whether both ends have to prove their identity.
+    /// Whether both ends must prove their identity.
     pub(super) fn is_needed(&self) -> bool {
         self.prover.is_some()
     }
@@ -54,7 +54,7 @@ impl PathProof {
         self.challenge.is_some()
     }
 
-    /// Checks the server's proof, and sends that of the client.
+    /// Checks the server's proof, and sends the client's.
     pub(super) fn challenged(
         &mut self,
         session: SessionId,

@@ -121,7 +121,7 @@ impl Paths {
     }
 
     /// Returns why all paths have failed, on each of their addresses, if they have. With
-    /// `is_patient`, only a mismatched server or export counts: waiting does not correct that.
+    /// `is_patient`, only a mismatched server or export counts: waiting does not fix that.
     pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
         let another_disk = |path: &Path| path.last_end().is_some_and(PathEnd::is_mismatch);
         let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));
@@ -156,7 +156,7 @@ impl Paths {
     }
 
     /// Whether another path is asking the server to create the session. Two paths that ask at the
-    /// same time can each create a session at a kernel server (6.1, rtrs-srv.c:get_or_create_srv
+    /// same time can each create a session on a kernel server (6.1, rtrs-srv.c:get_or_create_srv
     /// does not hold its lock from the look-up to the insertion). A server that does not answer
     /// delays the others only for a limited time.
     pub(super) fn another_opens_the_session(&self, now: Instant, id: PathId) -> bool {
@@ -167,7 +167,7 @@ impl Paths {
         !self.are_known() && self.others(id).any(opens)
     }
 
-    /// Latest time for a path to get its turn to open the device. Every path ahead has its own
+    /// Latest time at which a path's turn to open the device comes. Every path ahead has its own
     /// timeout.
     pub(super) fn turn_until(&self, now: Instant) -> Instant {
         let turns = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);

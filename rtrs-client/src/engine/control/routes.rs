@@ -67,8 +67,8 @@ impl Routes {
         }
     }
 
-    /// Records that a device has changed at the server; it may not be open yet. Returns whether a
-    /// volume has to be reopened.
+    /// Records that a device has changed on the server; it may not be open yet. Returns whether a
+    /// volume must be reopened.
     pub(super) fn changed(&mut self, id: PathId, device: u32, now: Instant) -> bool {
         let path = &mut self.paths[id];
         let mut any = false;
@@ -106,7 +106,7 @@ impl Routes {
     }
 
     /// Stops serving a removed volume over a path that has it open. Returns whether a connected
-    /// path is then of no use.
+    /// path is of no further use.
     pub(super) fn withdraw(
         &mut self,
         id: PathId,
@@ -188,7 +188,7 @@ impl Routes {
         }
     }
 
-    /// Frees the index of a volume that is closed at the server.
+    /// Frees the index of a volume that is closed on the server.
     pub(super) fn remove(&mut self, at: DeviceIndex) {
         for path in self.paths.iter_mut() {
             path.volumes.terms.forget(at);

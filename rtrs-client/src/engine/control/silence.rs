@@ -21,7 +21,7 @@ use crate::engine::ctx::Ctx;
 use crate::engine::path_end::PathEnd;
 
 /// Whether `rtrs-server` has answered, at least a period ago, a heartbeat that was sent over
-/// another path after this one fell silent. Otherwise returns the paths that have to send one.
+/// another path after this one fell silent. Otherwise returns the paths that must send one.
 pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<bool, Vec<PathId>> {
     let path = &paths[id];
     let (Some(doubted), true) = (path.channel.heartbeat.doubted_since(), path.channel.fences())

@@ -18,9 +18,9 @@ pub struct VolumeStatus {
     pub device: DeviceIndex,
     /// Export name.
     pub export: String,
-    /// Whether a user has the volume; false from its release until the session has closed it.
+    /// Whether the volume has a user; false from its release until the session has closed it.
     pub used: bool,
-    /// Whether the volume is open at the server.
+    /// Whether the volume is open on the server.
     pub open: bool,
     /// Whether the volume has failed.
     pub failed: bool,

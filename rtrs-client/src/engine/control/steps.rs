@@ -179,7 +179,7 @@ impl SessionControl {
 
 // Closes.
 impl SessionControl {
-    /// Begins to end the session: closes the volumes in order, then every path.
+    /// Starts ending the session: closes the volumes in order, then every path.
     pub(crate) fn detach(&mut self, ctx: &mut Ctx<'_>) {
         if !self.closing.begin() {
             return;
@@ -224,7 +224,7 @@ impl SessionControl {
         any
     }
 
-    /// Finishes a volume that the server has closed, or that no path can close anymore.
+    /// Finishes a volume that the server has closed, or that no path can close any longer.
     pub(super) fn on_volume_closed(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         if !self.closing.is_detaching() {
             self.routes.remove(at);

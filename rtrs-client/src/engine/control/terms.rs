@@ -44,7 +44,7 @@ struct Refused {
 /// Terms of one volume.
 #[derive(Debug, Default)]
 struct Term {
-    /// Device number and cache epoch at the server; the epoch is 0 if the server does not report
+    /// Device number and cache epoch on the server; the epoch is 0 if the server does not report
     /// it.
     agreed: Option<(u32, u64)>,
     /// Device number while a different server serves the volume.

@@ -34,7 +34,7 @@ impl<'a> SessionView<'a> {
         self.config
     }
 
-    /// Whether a volume is open at the server.
+    /// Whether a volume is open on the server.
     pub(crate) fn is_open(self, volume: DeviceIndex) -> bool {
         self.volumes.get(volume).is_some_and(Volume::is_open)
     }

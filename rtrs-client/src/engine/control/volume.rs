@@ -1,7 +1,7 @@
 //! A volume of a session: its state and its failure.
 //!
 //! Every path opens a volume before it carries IO to the volume, so that a path that joins a
-//! recreated session finds the volume at the server. A repeated open returns the same device.
+//! recreated session finds the volume on the server. A repeated open returns the same device.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ impl Volume {
         matches!(self.state, State::Closed | State::Open)
     }
 
-    /// Whether the volume is recorded as open at the server.
+    /// Whether the volume is recorded as open on the server.
     pub(super) fn is_open(&self) -> bool {
         self.state == State::Open
     }
@@ -115,7 +115,7 @@ impl Volume {
         matches!(self.state, State::Settling(_))
     }
 
-    /// Device, while the volume is open at the server.
+    /// Device, while the volume is open on the server.
     pub(super) fn get(&self) -> Option<&Arc<OpenDevice>> {
         self.last.as_ref().filter(|_| self.is_open())
     }
@@ -247,7 +247,7 @@ impl Volume {
         self.state = State::Closed;
     }
 
-    /// Begins to close the volume; shards report when its IO has ended.
+    /// Starts closing the volume; shards report when its IO has ended.
     pub(super) fn settle(&mut self, shards: u16) {
         self.state = State::Settling(vec![false; usize::from(shards)]);
     }

@@ -24,8 +24,8 @@ pub(super) struct Volumes {
 }
 
 impl Volumes {
-    /// Creates the volumes that a session starts with. Panics when there are none or too many,
-    /// which is a bug of this crate.
+    /// Creates the volumes that a session starts with. Panics if there are none or too many, which
+    /// is a bug in this crate.
     pub(super) fn new(now: Instant, config: &Arc<SessionConfig>) -> Self {
         let count = config.volumes.len();
         assert!((1..=VOLUMES_MAX).contains(&count), "a session of {count} volumes");
@@ -73,7 +73,7 @@ impl Volumes {
         Ok(at)
     }
 
-    /// Frees the index of a volume that no shard or server uses anymore.
+    /// Frees the index of a volume that no shard or server uses any longer.
     pub(super) fn remove(&mut self, volume: DeviceIndex) {
         self.rows[volume.index()] = None;
     }
@@ -151,7 +151,7 @@ impl Volumes {
     }
 
     /// Records that a shard's IO of a volume that is being closed has ended. Returns whether the
-    /// volume has to be closed now.
+    /// volume must now be closed.
     pub(super) fn settled(&mut self, at: DeviceIndex, shard: CoreIndex) -> bool {
         self.get(at).is_some() && self[at].settled(shard)
     }
@@ -190,7 +190,7 @@ fn contradicts(volume: &VolumeConfig, server: Option<ServerId>) -> bool {
     pinned.zip(server).is_some_and(|(pinned, server)| pinned != server)
 }
 
-/// Panics if the session has no such volume, which is a bug of this crate.
+/// Panics if the session has no such volume, which is a bug in this crate.
 impl Index<DeviceIndex> for Volumes {
     type Output = Volume;
 

@@ -1,4 +1,4 @@
-//! Device of a session, as its user on a shard sees it.
+//! A session's device, as its user on a shard sees it.
 //!
 //! After the session has removed the device, the user's device fails all IO.
 

@@ -1,6 +1,6 @@
-//! Addition and removal of devices while the session runs, and their reports.
+//! Addition and removal of devices while the session runs, and device reports.
 //!
-//! A device that is being removed accepts no IO. Its requests at the server stay here, with their
+//! A device that is being removed accepts no IO. Its requests on the server stay here, with their
 //! permits and memory, until the server has answered or can no longer start them. Then the number
 //! of the device is free, and the control shard is notified.
 
@@ -111,7 +111,7 @@ impl Ios {
         }
     }
 
-    /// Requests of a device that the server does not answer although their path is alive.
+    /// A device's requests that the server does not answer although their path is alive.
     pub(crate) fn slow_requests(&self, now: Instant, device: DeviceIndex) -> SlowReport {
         let slow = self
             .requests
@@ -124,7 +124,7 @@ impl Ios {
         })
     }
 
-    /// Returns the oldest IO of a device: its age, and what it waits for.
+    /// Returns a device's oldest IO: its age, and what it is waiting for.
     fn oldest(&self, now: Instant, device: DeviceIndex, is_served: bool) -> Option<OldestIo> {
         let (taken, request) = self.requests.oldest(device)?;
         let waits = match request.map(|request| (request.standing, request.path)) {

@@ -11,7 +11,7 @@ use crate::engine::cache_epoch::CacheWatch;
 
 impl Ios {
     /// Records that the result of a sync is known, or that the sync was not sent. Returns the
-    /// sync's place in the order.
+    /// sync's position in the order.
     pub(super) fn return_sync(&mut self, row: IoRow) -> Option<Sync> {
         let taken = self.requests.io_mut(row);
         let (sync, cache) = taken.sync.take().zip(self.devices.cache(taken.device))?;
@@ -41,7 +41,7 @@ impl Ios {
         self.end_held(|_, held, cache| held.is_free(cache).then(|| held.sync.verdict(cache)))
     }
 
-    /// Fails flushes that were held back for too long. Returns whether there were any.
+    /// Fails flushes that have been held back for too long. Returns whether there were any.
     pub(super) fn fail_late_flushes(&mut self, limits: &TimeLimits) -> bool {
         self.end_held(|ios, held, cache| {
             let submitted = ios.requests.io(held.row).submitted;

@@ -1,4 +1,4 @@
-//! IOs of a shard, from their submission to their completion.
+//! A shard's IOs, from submission to completion.
 //!
 //! This part knows which IOs were submitted and which requests carry them; connections are
 //! elsewhere. A request leaves its connection when it is answered or when the connection ends. In
@@ -91,8 +91,8 @@ impl Ios {
         Ok(())
     }
 
-    /// Cancels queued IO with these tags, and the unissued rest of partly issued IO. Requests that
-    /// were ever posted, on any path, are not canceled: they may take effect at any time.
+    /// Cancels queued IO with these tags, and what remains unissued of partly issued IO. Requests
+    /// that were ever posted, on any path, are not canceled: they may take effect at any time.
     pub(super) fn cancel(&mut self, device: DeviceIndex, fits: &dyn Fn(u64) -> bool) {
         for row in self.requests.waiting(device, |io| fits(io.io.tag)) {
             self.fail_io(row, IoStatus::Aborted);
@@ -239,8 +239,8 @@ impl Ios {
         }
     }
 
-    /// Makes the requests ready whose path is fenced off up to this epoch: the server can no longer
-    /// start them.
+    /// Makes those requests ready whose path is fenced off up to this epoch: the server can no
+    /// longer start them.
     pub(super) fn fenced(&mut self, path: PathId, epoch: u32) {
         let fenced = self.requests.rows(|request| {
             let awaits = request.standing;

@@ -5,7 +5,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::requests::{Request, Standing};
 use crate::engine::session::{Failover, HeartbeatSettings, SessionConfig, SlowIo};
 
-/// Interval between checks of the limits.
+/// Interval between limit checks.
 pub(super) const SWEEP: Duration = Duration::from_millis(250);
 /// Minimum time allowed for a request, whatever the age of its IO.
 const LAST_TRY: Duration = Duration::from_secs(1);

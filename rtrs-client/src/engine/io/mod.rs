@@ -133,7 +133,7 @@ impl Shard {
                 }
             }
             ShardMessage::Cache(device, cache) => self.ios.devices.set_cache(device, cache),
-            // The next `pump` checks what there is to do.
+            // The next `pump` checks what needs to be done.
             ShardMessage::Wake => {}
             ShardMessage::Disconnect { path, epoch, in_order } => {
                 self.paths[path].disconnect(epoch, in_order, ctx);

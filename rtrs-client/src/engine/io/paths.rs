@@ -1,4 +1,4 @@
-//! Paths of a shard: their connections, their response times, and the choice for the next request.
+//! A shard's paths: connections, response times, and the choice of path for the next request.
 
 use std::ops::{Index, IndexMut, Range};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Forgets a removed device, and deregisters memory that only it used.
+    /// Forgets a removed device, and deregisters memory that only this device used.
     pub(super) fn forget_device(&mut self, device: DeviceIndex) {
         self.forget_regions(device, |_| true);
         self.rows.iter_mut().for_each(|path| path.leave(device));
@@ -295,7 +295,7 @@ impl Paths {
     }
 }
 
-/// Panics for a path that was never added, which is a bug of this crate: messages refer only to
+/// Panics for a path that was never added, which is a bug in this crate: messages refer only to
 /// paths that were added before.
 impl Index<PathId> for Paths {
     type Output = PathShard;

@@ -1,4 +1,4 @@
-//! Permits of a shard: the server's chunks that only this shard may use.
+//! A shard's permits: the server's chunks that only this shard may use.
 //!
 //! The session's permits are divided into one range per shard, so no permit ever moves between
 //! shards and no lock is needed. The permit returned last is taken next: its chunk is most likely
@@ -67,7 +67,7 @@ impl Permits {
 }
 
 /// Returns the range of the `queue_depth` permits that belongs to `shard` of `shards`. The first
-/// `own` are for the control shard's own requests. Every shard gets at least one if enough permits
+/// `own` are for the control shard's own requests. Every shard has at least one if enough permits
 /// are left.
 pub(crate) fn share(queue_depth: u16, own: u16, shards: u16, shard: CoreIndex) -> Range<u16> {
     let at = |index: u32| {

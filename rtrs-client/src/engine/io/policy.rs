@@ -8,7 +8,7 @@
 //! Paths with equal numbers of requests take turns; otherwise the first would carry nearly all of a
 //! light load.
 //!
-//! Under `min-inflight` a turn is a *run* of requests. Small requests that arrive together then
+//! Under `min-inflight` a turn is a *run* of requests. Small requests that arrive together thus
 //! share one send, one wake-up of the server and one batch of answers, as they do on a single path.
 //! Paths whose speeds differ have no runs: with all requests on one path, a faster path would wait
 //! for a slower one.
@@ -44,7 +44,7 @@ impl Run {
     }
 }
 
-/// Policy, its cursor, and the paths that are too slow for it.
+/// Policy, its cursor, and the paths that are too slow to be chosen.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     pub(crate) policy: Policy,

@@ -3,16 +3,16 @@
 //! Heartbeats test only a path's service connection. A connection that carries IO can fail on its
 //! own: on rdma_rxe of Linux 6.1, a queue pair of the kernel server may stop sending permanently,
 //! or until it has something new to send, without an error at either end (docs/PROTOCOL.md). So
-//! when requests wait and nothing has been received on their connection for a heartbeat period, the
-//! shard sends a request that every server answers immediately: the close of a device never
-//! opened. It uses no memory of the client and does not reach a disk. If it stays unanswered for
-//! longer than a heartbeat may, the connection is ended together with its path, well before the
+//! when requests are waiting and nothing has been received on their connection for a heartbeat
+//! period, the shard sends a request that every server answers immediately: the close of a device
+//! never opened. It uses no memory of the client and does not reach a disk. If it stays unanswered
+//! for longer than a heartbeat may, the connection is ended together with its path, well before the
 //! time limit of the requests. A slow disk does not cause this: the answer does not wait for it.
 //!
 //! A probe that is unanswered when its connection ends may still arrive at the server. If another
-//! request used its permit by then, the probe would end that request's path at `rtrs-server`, and
-//! would write 12 bytes into its chunk at a kernel server. So its permit is withheld until the path
-//! is fenced off or reconnected, like the permit of a request.
+//! request were using its permit by then, the probe would end that request's path at `rtrs-server`,
+//! and would write 12 bytes into its chunk at a kernel server. So its permit is withheld until the
+//! path is fenced off or reconnected, like the permit of a request.
 
 use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Duration, Instant};

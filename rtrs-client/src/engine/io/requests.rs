@@ -1,10 +1,10 @@
-//! IOs that a shard has taken, and the requests that carry them.
+//! IOs that a shard has accepted, and the requests that carry them.
 //!
-//! An IO is issued as one or more requests, each of which holds a permit, that is, a chunk of the
-//! server. IOs without a permit or a path wait, those of each device in order (`waiting.rs`);
-//! devices share the permits. A request whose path died retains its permit: it awaits the fence of
-//! that path, and is then ready to be resent. All tables are allocated once, when the server's
-//! limits are known or a volume is added; issuing and finishing a request allocates nothing.
+//! An IO is issued as one or more requests, each of which holds a permit, that is, a chunk on the
+//! server. IOs without a permit or a path wait, in order for each device (`waiting.rs`); devices
+//! share the permits. A request whose path died retains its permit: it awaits the fence of that
+//! path, and is then ready to be resent. All tables are allocated once, when the server's limits
+//! are known or a volume is added; issuing and finishing a request allocates nothing.
 
 use std::ops::Range;
 
@@ -59,8 +59,8 @@ pub(super) struct TakenIo {
     pub(super) io: Io,
     /// Coverage of a flush; unused by other operations.
     pub(super) mark: FlushMark,
-    /// Place of a flush or a write with FUA in the order of syncs, from when it is sent until its
-    /// result is known.
+    /// Position of a flush or a write with FUA in the order of syncs, from when it is sent until
+    /// its result is known.
     pub(super) sync: Option<Sync>,
     /// Cache epoch of the path that answered a flush.
     pub(super) epoch: u64,
@@ -75,7 +75,7 @@ pub(super) struct TakenIo {
     pub(super) losses: Option<u64>,
     /// Whether the IO is queued for issue.
     queued: bool,
-    /// Whether the IO has failed to the caller; its requests may still take effect at the server.
+    /// Whether the IO has failed to the caller; its requests may still take effect on the server.
     pub(super) given_up: bool,
 }
 
@@ -295,7 +295,7 @@ impl Requests {
         IoRow(row)
     }
 
-    /// IO of a row. Panics when there is none, which is a bug of this crate.
+    /// IO of a row. Panics if there is none, which is a bug in this crate.
     pub(super) fn io(&self, row: IoRow) -> &TakenIo {
         self.ios[row.0 as usize].as_ref().unwrap_or_else(|| panic!("no IO in {row:?}"))
     }
@@ -305,7 +305,7 @@ impl Requests {
         self.ios[row.0 as usize].as_mut().unwrap_or_else(|| panic!("no IO in {row:?}"))
     }
 
-    /// Request of a row. Panics when there is none, which is a bug of this crate.
+    /// Request of a row. Panics if there is none, which is a bug in this crate.
     pub(super) fn request(&self, row: RequestRow) -> &Request {
         self.rows[row.index()].as_ref().unwrap_or_else(|| panic!("no request in {row:?}"))
     }
@@ -315,7 +315,7 @@ impl Requests {
         self.rows[row.index()].as_mut().unwrap_or_else(|| panic!("no request in {row:?}"))
     }
 
-    /// Rows of the matching requests, in order of permits.
+    /// Rows of the matching requests, in permit order.
     pub(super) fn rows(&self, fits: impl Fn(&Request) -> bool) -> Vec<RequestRow> {
         self.requests().filter(|(_, request)| fits(request)).map(|(row, _)| row).collect()
     }
@@ -335,7 +335,7 @@ impl Requests {
         self.rows[row.index()].filter(|request| request.is_on(path)).map(|_| row)
     }
 
-    /// Whether more IOs wait than permits are free.
+    /// Whether more IOs are waiting than there are free permits.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() > self.permits.for_requests()
     }
@@ -350,7 +350,7 @@ impl Requests {
         self.waiting.devices()
     }
 
-    /// Waiting IO of a device that is issued next.
+    /// The device's waiting IO that is issued next.
     pub(super) fn first_waiting(&self, device: DeviceIndex) -> Option<IoRow> {
         self.waiting.front(device)
     }
@@ -443,7 +443,7 @@ impl Requests {
         early || io.pending == 0 && is_over
     }
 
-    /// Takes out an IO that has ended. Panics like [`Self::io`].
+    /// Removes an IO that has ended. Panics like [`Self::io`].
     pub(super) fn take_ended(&mut self, row: IoRow) -> TakenIo {
         self.free.push(row.0);
         let taken = self.ios[row.0 as usize].take();
@@ -452,7 +452,7 @@ impl Requests {
         taken
     }
 
-    /// Oldest IO of a device, and its request that was sent first.
+    /// A device's oldest IO, and the request of that IO that was sent first.
     pub(super) fn oldest(&self, device: DeviceIndex) -> Option<(&TakenIo, Option<&Request>)> {
         let ios = (0..).zip(&self.ios).filter_map(|(at, io)| Some((IoRow(at), io.as_ref()?)));
         let ios = ios.filter(|(_, io)| io.device == device);

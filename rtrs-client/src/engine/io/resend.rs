@@ -25,7 +25,7 @@ impl Shard {
         self.ios.await_fence(row, epoch);
     }
 
-    /// Handles the fence of a path: the path's requests up to this epoch can no longer start on the
+    /// Handles a path's fence: the path's requests up to this epoch can no longer start on the
     /// server.
     pub(super) fn on_fenced(&mut self, path: PathId, epoch: u32) {
         self.ios.retries.fenced(path, epoch);

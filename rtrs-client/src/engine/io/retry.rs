@@ -3,8 +3,8 @@
 //! Such a request keeps its permit. It *awaits the fence* once its connection is closed on this
 //! shard, so that it can no longer touch local memory. It is *ready* once the control shard reports
 //! that the dead path is fenced off (`control/fence.rs`), so that nothing the path sent can start
-//! at the server anymore. Only then is it resent, on the path that the policy selects and under the
-//! same permit, so that a server still executing the first copy makes the second wait. Ready
+//! on the server any longer. Only then is it resent, on the path that the policy selects and under
+//! the same permit, so that a server still executing the first copy makes the second wait. Ready
 //! requests are sent before new ones, in the order in which they were first sent.
 
 use rtrs_core::ids::PathId;
@@ -19,7 +19,7 @@ pub(super) const TRIES_MAX: u16 = 16;
 /// Ready requests in order, and the fenced epochs.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
-    /// Turn and row, in order of first sends.
+    /// Turn and row, ordered by first send.
     queue: Vec<(u64, RequestRow)>,
     /// Epoch up to which each path is fenced off.
     fenced: Vec<u32>,
@@ -36,7 +36,7 @@ impl Retries {
         self.fenced[path.index()] >= epoch
     }
 
-    /// Records that requests sent on this path up to this epoch can no longer start at the server.
+    /// Records that requests sent on this path up to this epoch can no longer start on the server.
     pub(super) fn fenced(&mut self, path: PathId, epoch: u32) {
         let known = &mut self.fenced[path.index()];
         *known = epoch.max(*known);
@@ -53,7 +53,7 @@ impl Retries {
         self.queue.get(place).map(|(_, row)| *row)
     }
 
-    /// Removes the request at a position, after it was sent or has ended.
+    /// Removes the request at a position after it was sent or has ended.
     pub(super) fn remove_at(&mut self, place: usize) {
         self.queue.remove(place);
     }

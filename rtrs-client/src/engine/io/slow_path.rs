@@ -9,7 +9,7 @@
 //! connection do not count. A stall affects one window of each path; the next window clears the
 //! suspicion.
 //!
-//! While a path is suspect or slow, every path that the policy passes over still gets requests
+//! While a path is suspect or slow, every path that the policy passes over is still given requests
 //! ([`TRY_EVERY`]), so that no verdict outlives its cause. A slow path returns after
 //! [`GOOD_WINDOWS`] windows in which it was nearly as fast as the others: it is harder for a path
 //! to return than to leave, so that paths do not flap. The last path never leaves.

@@ -1,4 +1,4 @@
-//! Periodic checks of a shard: everything that waits is examined every [`SWEEP`].
+//! A shard's periodic checks: everything that is waiting is examined every [`SWEEP`].
 //!
 //! When a request is not answered within the IO timeout, either the path is dead or the disk behind
 //! it is slow. The connection that carries the request shows which: it is alive if something was

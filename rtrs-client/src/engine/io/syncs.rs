@@ -1,4 +1,4 @@
-//! Outstanding syncs of a shard: flushes and writes with FUA.
+//! A shard's outstanding syncs: flushes and writes with FUA.
 //!
 //! The server reports a loss in the answer to one flush, and a flush that began after that report
 //! succeeds. If the second answer arrives first, over a faster path, the session does not know of
@@ -17,7 +17,7 @@ use crate::engine::cache_epoch::CacheWatch;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::IOS_MAX;
 
-/// Place of a sync in the order.
+/// Position of a sync in the order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sync {
     number: u64,
@@ -68,7 +68,7 @@ pub(super) struct Syncs {
     /// Outstanding syncs by device.
     outstanding: Vec<ShardSyncs>,
     held: Vec<HeldFlush>,
-    /// Whether a sync has ended on account of which other shards may hold back flushes.
+    /// Whether a sync has ended for which other shards may be holding back flushes.
     wakes_others: bool,
 }
 
@@ -135,7 +135,7 @@ impl Syncs {
         }
     }
 
-    /// Whether other shards have to check their held flushes, once.
+    /// Returns true once if other shards must check their held flushes.
     pub(super) fn take_wake(&mut self) -> bool {
         std::mem::take(&mut self.wakes_others)
     }

@@ -1,4 +1,4 @@
-//! IOs that wait to be issued: one queue for each device, served in turn.
+//! IOs waiting to be issued: one queue for each device, served in turn.
 //!
 //! Devices take turns, one request each, so that none waits for everything that another has
 //! submitted.
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::device_table::IOS_MAX;
 
-/// Row of an IO in the table of taken IOs.
+/// Row of an IO in the table of accepted IOs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IoRow(pub(super) u32);
 

@@ -49,8 +49,7 @@ impl fmt::Display for PassedSocket {
     }
 }
 
-/// Returns the sockets that the environment passes to this process; empty without a service manager
-/// that passes any.
+/// Returns the sockets that the environment passes to this process; empty if there are none.
 ///
 /// # Errors
 /// `InvalidInput` for an impossible number of descriptors, or a descriptor that is not a

@@ -1,12 +1,12 @@
 //! Control sockets: one request and one reply per connection, each a line of JSON.
 //!
-//! This module has the listening end ([`ControlSocket`]), which replies on a thread of its own, off
-//! the IO path, and the requesting end ([`request`]). A request is at most 4096 bytes long, and
-//! request and reply each have a total time limit. Each connection has a small thread until its
-//! request has arrived, so a client that stops in the middle, or sends nothing, delays no other; if
-//! there are too many such connections, the oldest is closed. The daemon defines the types of
-//! requests and replies. A request that the daemon refuses, or does not know, is answered with
-//! `{"error": WHY}`.
+//! This module contains the listening end ([`ControlSocket`]), which replies on a thread of its
+//! own, off the IO path, and the requesting end ([`request`]). A request is at most 4096 bytes
+//! long, and the request and the reply each have a total time limit. Each connection has a small
+//! thread until its request has arrived, so a client that stops in the middle, or sends nothing,
+//! delays no other client; if there are too many such connections, the oldest is closed. The daemon
+//! defines the types of requests and replies. A request that the daemon refuses, or does not know,
+//! is answered with `{"error": WHY}`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -61,7 +61,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// None after the end of the socket, or if it could not be bound again.
+    /// None once the socket has been dropped, or if it could not be bound again.
     bound: Option<Bound>,
     /// Queue of the thread that replies.
     received: Option<mpsc::SyncSender<Received>>,
@@ -86,10 +86,10 @@ impl ControlSocket {
         Ok(Self(Arc::new(Shared { path: path.to_owned(), state: Mutex::new(state) })))
     }
 
-    /// Passes every request to `handle`, one after the other, on a thread of its own. The handler
-    /// replies with [`reply`], immediately or later. A request that does not parse as `R` is
-    /// refused. A request whose sender has closed the connection is dropped: a command that gave
-    /// up, for example while this process was stopped, must not take effect later.
+    /// Passes every request to `handle`, one at a time, on a thread of its own. The handler replies
+    /// with [`reply`], immediately or later. A request that does not parse as `R` is refused. A
+    /// request whose sender has closed the connection is dropped: a command that gave up, for
+    /// example while this process was stopped, must not take effect later.
     ///
     /// # Errors
     /// Returns the system's error if no thread or descriptor is available.
@@ -126,8 +126,8 @@ impl ControlSocket {
 }
 
 impl SocketRenewal {
-    /// Recreates the path if it was removed, and logs that. Has no effect after the end of the
-    /// socket.
+    /// Recreates the path if it was removed, and logs that. Has no effect once the socket has been
+    /// dropped.
     pub fn renew(&self) {
         match self.0.renew() {
             Ok(false) => {}
@@ -276,7 +276,7 @@ pub fn reply<T: Serialize>(stream: &UnixStream, reply: Result<T, String>) {
     }
 }
 
-/// Error of a request.
+/// Error from a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No daemon listens on the control socket.
@@ -286,7 +286,7 @@ pub enum RequestError {
     #[error("{0}")]
     Refused(String),
     /// System error: `TimedOut` if the daemon does not reply in time, `UnexpectedEof` if it ends
-    /// without a reply, `InvalidData` for a reply of a different version.
+    /// without a reply, `InvalidData` for a reply from a different version.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -430,7 +430,7 @@ mod tests {
             assert_eq!(asked().unwrap().0, "x");
             assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         }
-        // A file that has taken its place stays.
+        // A file that has replaced the socket is kept.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
         renewal.renew();
@@ -449,7 +449,7 @@ mod tests {
         let scratch = Scratch::new("control-gone");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
-        // Sent before the daemon serves, as to a process that is stopped.
+        // Sent before the daemon serves requests, as if to a stopped process.
         let mut gone = UnixStream::connect(&path).unwrap();
         gone.write_all(b"\"gone\"\n").unwrap();
         drop(gone);
@@ -510,7 +510,7 @@ mod tests {
                 reply(&stream, Ok(text));
             })
             .unwrap();
-        // More connections than are kept; served one after the other, they would take minutes.
+        // More connections than are kept; served one after another, they would take minutes.
         let silent: Vec<_> = (0..2 * SILENT_MAX)
             .map(|_| {
                 let mut stream = UnixStream::connect(&path).unwrap();
@@ -545,7 +545,7 @@ mod tests {
             assert_eq!(error.to_string(), "the connection took longer than 100ms");
             begin.elapsed()
         };
-        // A busy machine may delay some of them, but not all.
+        // A busy machine may delay some attempts, but not all.
         assert!((0..5).any(|_| took() < TIMEOUT), "each took as long as a reply may");
     }
 

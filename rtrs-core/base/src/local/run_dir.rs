@@ -2,7 +2,7 @@
 //!
 //! [`RunDir`] determines the location and names of control sockets. The checks of a socket path
 //! cover its length and whether a process listens on it. Problems are reported as a [`PlaceError`],
-//! which each daemon converts to an error of its command.
+//! which each daemon converts to its command's error.
 
 use std::env;
 use std::fs;
@@ -175,7 +175,7 @@ impl RunDir {
         Ok(paths)
     }
 
-    /// Returns the default directories of all users, each with its user, for use by root.
+    /// Returns the default directory of every user, with the user's ID, for use by root.
     /// Directories that are not exclusively that user's are omitted.
     #[must_use]
     pub fn of_all_users() -> Vec<(u32, Self)> {
@@ -217,8 +217,8 @@ impl RunDir {
     }
 
     /// Checks that the directory, if it exists, is a directory and not a symbolic link, belongs to
-    /// this user, and is not writable by other users, who could otherwise put sockets or links of
-    /// their own in place.
+    /// this user, and is not writable by other users, who could otherwise put their own sockets or
+    /// links in it.
     ///
     /// # Errors
     /// [`PlaceProblem::InUse`], naming the directory.
@@ -259,7 +259,7 @@ impl RunDir {
     fn opened_of(&self, uid: u32) -> Result<Option<fs::File>, PlaceError> {
         let shown = self.0.display();
         let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
-        // The properties are those of the opened directory, even if its path is replaced meanwhile.
+        // The properties are those of the opened directory, even if its path is replaced later.
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let opened = fs::File::options().read(true).custom_flags(flags).open(&self.0);
         let (dir, meta) = match opened.and_then(|dir| dir.metadata().map(|meta| (dir, meta))) {
@@ -353,7 +353,7 @@ fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
     }
 }
 
-/// Computes the 64-bit FNV-1a hash. It distinguishes file names and is not for security.
+/// Computes the 64-bit FNV-1a hash, which distinguishes file names and is not for security.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -450,7 +450,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    /// Temporary directory of a test, removed at its end.
+    /// Temporary directory for a test, removed when the test ends.
     struct Scratch(PathBuf);
 
     impl Scratch {

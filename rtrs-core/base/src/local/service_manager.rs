@@ -1,7 +1,7 @@
-//! Notifications to the service manager by sd_notify(3): the maximum start-up time, readiness,
+//! Notifications to the service manager by sd_notify(3): the maximum startup time, readiness,
 //! shutdown, and periodic watchdog messages.
 //!
-//! A message is a datagram to the socket in NOTIFY_SOCKET. Without that variable nothing is sent.
+//! A message is a datagram to the socket in NOTIFY_SOCKET. Without that variable, nothing is sent.
 //! Runs off the IO path.
 
 use std::io;
@@ -53,7 +53,7 @@ impl ServiceManager {
         Ok(Self { socket: Some(Arc::new(socket)), watchdog })
     }
 
-    /// Asks the manager to allow up to `within` for the start-up, if that is longer than its limit.
+    /// Asks the manager to allow up to `within` for startup, if that exceeds the manager's limit.
     pub fn starting(&self, within: Duration) {
         self.send(&format!("EXTEND_TIMEOUT_USEC={}", within.as_micros()));
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Binds a socket as a listener does and closes it again. Clients cannot connect meanwhile.
+/// Binds a socket as a listener does and closes it again. Clients cannot connect in the meantime.
 ///
 /// # Errors
 /// The reason why the address cannot be used: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`.

@@ -66,7 +66,7 @@ impl Limit {
     }
 }
 
-/// Returns the error of an operation that took too long.
+/// Returns the error for an operation that took too long.
 pub(crate) fn timed_out(what: &str, limit: Duration) -> io::Error {
     let limit = Time::<0, { u64::MAX }>::new(limit);
     io::Error::new(io::ErrorKind::TimedOut, format!("{what} took longer than {limit}"))

@@ -2,8 +2,8 @@
 //! the end.
 //!
 //! A path without a listener was left behind by a killed process and is replaced. Checking and
-//! replacing are one atomic step for all users of this module: they hold a lock on the directory
-//! meanwhile, so that one of two processes that start at the same time is refused, and neither
+//! replacing are one atomic step for all users of this module: they meanwhile hold a lock on the
+//! directory, so that one of two processes that start at the same time is refused, and neither
 //! listens on a socket that the other has removed. No call waits longer than [`LOCK_PATIENCE`].
 //!
 //! Used by the NBD listener and by `control.rs`.
@@ -41,7 +41,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Do not wait, because the thread that drops this may carry IO.
+        // Do not wait, because the thread that drops this may be handling IO.
         let _turn = lock(&self.path, Duration::ZERO);
         let result = match identity(&self.path) {
             Ok(found) if found == self.identity => std::fs::remove_file(&self.path),
@@ -157,7 +157,7 @@ fn in_use() -> io::Error {
 pub(super) mod tests {
     use super::*;
 
-    /// Temporary directory of a test, removed at its end.
+    /// Temporary directory for a test, removed when the test ends.
     pub(in super::super) struct Scratch(pub(in super::super) PathBuf);
 
     impl Scratch {

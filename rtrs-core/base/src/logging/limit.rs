@@ -2,9 +2,9 @@
 //!
 //! Many lines are caused by peers, including unauthenticated ones, and no peer may fill a disk or
 //! make the journal drop the lines of others. Each call site that logs has a budget, and each peer
-//! has a part of the budget of each call site, so that one peer alone cannot exhaust it. Lines
-//! beyond a budget are counted, and the next line that passes reports their number. Call sites that
-//! know more about their lines limit them further (`log_limit.rs`).
+//! has a share of each call site's budget, so that one peer alone cannot exhaust it. Lines beyond a
+//! budget are counted, and the next line that passes reports their number. Call sites that know
+//! more about their lines limit them further (`log_limit.rs`).
 
 use std::sync::Mutex;
 
@@ -38,7 +38,7 @@ pub(super) struct Origin<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     LeftOut,
-    /// The line passes; reports the number of lines of this origin that were suppressed since the
+    /// The line passes; reports the number of lines from this origin that were suppressed since the
     /// last line that passed.
     Passes {
         left_out: u64,

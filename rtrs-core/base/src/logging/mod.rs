@@ -25,8 +25,8 @@ type Change = Box<dyn Fn(EnvFilter) -> Result<(), Error> + Send + Sync>;
 /// Replaces the filter of this process's log, once the log has started.
 static CHANGE: OnceLock<Change> = OnceLock::new();
 
-/// Starts the log of this process; keep the returned value until the end. A process that already
-/// has a log, as in tests, keeps it.
+/// Starts the log of this process; keep the returned value until the process ends. A process that
+/// already has a log, as in tests, keeps it.
 ///
 /// # Errors
 /// Returns the system's error if the thread cannot be started.

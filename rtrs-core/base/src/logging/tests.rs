@@ -1,4 +1,4 @@
-//! Tests of the log formats, and of attempts by peers to abuse the log.
+//! Tests of the log formats, and of peers' attempts to abuse the log.
 
 use serde_json::json;
 
@@ -20,7 +20,7 @@ fn logged(format: LogFormat, events: impl FnOnce()) -> String {
 }
 
 #[test]
-fn the_journal_gets_a_priority_and_no_time() {
+fn the_journal_receives_a_priority_and_no_time() {
     let text = logged(LogFormat::Journald, || {
         tracing::error!(path = "tcp://h", "path down");
         tracing::warn!("slow");

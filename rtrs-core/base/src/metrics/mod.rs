@@ -27,8 +27,8 @@ macro_rules! metrics {
             START_TIME = Gauge "rtrs_start_time_seconds" ["role" $(, $of)*]
                 "Time at which the daemon started, in seconds since 1970.";
             IO_SECONDS = Histogram "rtrs_io_seconds" ["role", $($io,)+ "op"]
-                "Time of an IO: at the server from arrival to answer, at the client from \
-                 submission to end.";
+                "Time of an IO: on the server, from arrival to answer; on the client, from \
+                 submission to completion.";
             IO_BYTES = Counter "rtrs_io_bytes_total" ["role", $($io,)+ "op"]
                 "Bytes of IOs that succeeded.";
             IO_ERRORS = Counter "rtrs_io_errors_total" ["role", $($io,)+ "op"]

@@ -1,7 +1,7 @@
 //! System calls on files and block devices for which io_uring has no operation.
 //!
 //! These are the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the alignment
-//! that O_DIRECT requires, the lookup of a file below a directory, and the flags for opening. Each
+//! that O_DIRECT requires, the lookup of a file under a directory, and the flags for opening. Each
 //! call is a safe function on a descriptor that the caller holds; no state is kept between calls. A
 //! discard blocks until the device is done, and a search for holes may wait for the file system, so
 //! these must run on separate threads, never on a shard. Used by the server's file backend when it
@@ -46,9 +46,9 @@ pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
     File::options().read(true).write(mode.write).custom_flags(direct | exclusive).open(path)
 }
 
-/// Finds a file below a directory without opening it (openat2 with RESOLVE_BENEATH). `path` is
-/// relative and must not contain symbolic links: a link put in place meanwhile is refused. The
-/// result refers to the file through `/proc/self/fd`, even if the path changes.
+/// Finds a file under a directory without opening it (openat2 with RESOLVE_BENEATH). `path` is
+/// relative and must not contain symbolic links: a link that appears in the meantime is refused.
+/// The result refers to the file through `/proc/self/fd`, even if the path changes.
 ///
 /// # Errors
 /// The system's error; `ELOOP` for a link, `EXDEV` for a path that leads out of the directory,
@@ -114,7 +114,7 @@ pub fn is_read_only(fd: impl AsFd) -> io::Result<bool> {
     Ok(flag != 0)
 }
 
-/// Returns the smallest unit of IO of a block device in bytes (BLKSSZGET).
+/// Returns a block device's smallest unit of IO in bytes (BLKSSZGET).
 ///
 /// # Errors
 /// See [`device_size`].
@@ -336,8 +336,8 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
             // Length and flags, then the UUID.
             let mut of_ext4 = [16u32, 0, 0, 0, 0, 0];
             let request = libc::_IOR::<[u32; 2]>(u32::from(b'f'), 44);
-            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 and stores after them as many bytes as the
-            // first says, which are 16, and for which `of_ext4` has room.
+            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 values and stores after them as many bytes
+            // as the first says: 16, for which `of_ext4` has room.
             check(unsafe { libc::ioctl(fd, request, of_ext4.as_mut_ptr()) })?;
             for (to, word) in uuid[1..].chunks_exact_mut(4).zip(&of_ext4[2..]) {
                 to.copy_from_slice(&word.to_ne_bytes());
@@ -379,7 +379,7 @@ impl FileFacts {
 }
 
 impl Default for FileFacts {
-    /// Creates an empty result: a length of 0 and no link.
+    /// Creates an empty result: a length of 0 and no links.
     fn default() -> Self {
         // SAFETY: statx is plain data, for which all zeroes are valid.
         Self(Box::new(unsafe { std::mem::zeroed() }))
@@ -428,7 +428,7 @@ pub fn device_number(major: u32, minor: u32) -> u64 {
     libc::makedev(major, minor)
 }
 
-/// Returns the major and minor number of a `dev_t`, with which /sys/dev/block names devices.
+/// Returns the major and minor number of a `dev_t`, by which /sys/dev/block names devices.
 pub fn device_numbers(dev: u64) -> (u32, u32) {
     (libc::major(dev), libc::minor(dev))
 }

@@ -27,7 +27,7 @@ struct Shared<T> {
 impl<T> Shared<T> {
     /// Makes the eventfd readable.
     fn signal(&self) {
-        // A full counter is readable already.
+        // A full counter is already readable.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 

@@ -53,8 +53,8 @@ impl Log {
     }
 }
 
-/// Guard held by a program's main function: when it is dropped, it waits for a limited time until
-/// the log is written.
+/// Guard held by a program's main function: when dropped, it waits a limited time for the log to be
+/// written.
 #[derive(Debug)]
 pub struct SettleAtEnd(pub Log);
 

@@ -93,8 +93,8 @@ impl<T> Sender<T> {
         let write = || {
             let one = 1u64.to_ne_bytes();
             // SAFETY: eight valid bytes are written to the mailbox's own eventfd. The call cannot
-            // block: the eventfd is non-blocking, and a full counter means the receiver is awake
-            // already.
+            // block: the eventfd is non-blocking, and a full counter means that the receiver is
+            // already awake.
             unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), 8) };
         };
         flag.send(|| queue.push(message), write);
@@ -136,8 +136,8 @@ impl<T> Inbox<T> {
         self.receiver.0.queue.is_empty()
     }
 
-    /// Marks the receiver as about to sleep. Returns false if a message arrived meanwhile, so that
-    /// the receiver must not sleep.
+    /// Marks the receiver as about to sleep. Returns false if a message has arrived meanwhile, in
+    /// which case the receiver must not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
         let Self { receiver: Receiver(shared), armed } = self;
         let drain = || {

@@ -54,9 +54,9 @@ pub enum Op {
     Recv { fd: Fd, buf: MemSlice },
     /// `pread`; offset `u64::MAX` reads at the descriptor's own position (pipes, eventfds).
     Read { fd: Fd, buf: MemSlice, offset: u64 },
-    /// `pwrite`, durable on completion with `dsync` (RWF_DSYNC).
+    /// `pwrite`; with `dsync`, durable on completion (RWF_DSYNC).
     Write { fd: Fd, buf: MemSlice, offset: u64, dsync: bool },
-    /// `fdatasync`, or `fsync` when not `data_only`.
+    /// `fdatasync`, or `fsync` if not `data_only`.
     Fsync { fd: Fd, data_only: bool },
     /// `fallocate`.
     Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
@@ -72,8 +72,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Poll for the end of a stream socket's peer: it completes when the peer has closed the
-    /// connection or will send no more, even while data is unread.
+    /// Poll that completes when a stream socket's peer has closed the connection or will send no
+    /// more, even while data is unread.
     pub fn hangup(fd: Fd) -> Self {
         Self::Poll { fd, events: libc::POLLRDHUP.cast_unsigned().into() }
     }

@@ -2,7 +2,7 @@
 //!
 //! A process that serves a block device of the kernel must not wait for that device: neither for
 //! one of its own pages that was written there, nor for memory that is freed by writing there. The
-//! necessary calls are made once at startup, before threads are created, which inherit the
+//! necessary calls are made once at startup, before threads are created, because they inherit the
 //! settings.
 //!
 //! A server started by root can switch to another user ([`Account`], [`become_account`]).
@@ -33,9 +33,9 @@ pub fn become_daemon() -> io::Result<()> {
     std::env::set_current_dir("/")
 }
 
-/// Resets signal settings that a program may have inherited: no signal is blocked, and the ends of
-/// children can be awaited (SIGCHLD is not ignored). A write beyond the file size limit fails with
-/// EFBIG instead of ending the program (SIGXFSZ).
+/// Resets signal settings that a program may have inherited: no signal is blocked, and children can
+/// be waited for (SIGCHLD is not ignored). A write beyond the file size limit fails with EFBIG
+/// instead of killing the program (SIGXFSZ).
 pub fn reset_signals() {
     let mut none = mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initializes the set, which pthread_sigmask reads. No handler is replaced:
@@ -81,8 +81,9 @@ pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
 }
 
 /// Excludes all descriptors of the process except its standard streams from programs that are
-/// executed from now on (FD_CLOEXEC). Programs of this process receive only what is passed to them,
-/// and not what the process itself inherited, such as the lock or the pipe of a shell.
+/// executed from now on (FD_CLOEXEC). Programs that this process executes receive only what is
+/// passed to them, and not what the process itself inherited, such as the lock or the pipe of a
+/// shell.
 ///
 /// # Errors
 /// The system's error if /proc cannot be read.
@@ -230,7 +231,7 @@ pub fn raise_open_files() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// Excludes this process from being killed when memory is short.
+/// Exempts this process from being killed when memory is short.
 ///
 /// # Errors
 /// The system's error; `PermissionDenied` without CAP_SYS_RESOURCE.
@@ -386,12 +387,12 @@ pub fn become_account(account: &Account) -> io::Result<()> {
     if unsafe { libc::setuid(0) } == 0 {
         return Err(io::Error::other("the process can still become root"));
     }
-    // The change of the user may have permitted dumps (fs.suid_dumpable).
+    // Changing the user may have permitted dumps (fs.suid_dumpable).
     if dumps_are_forbidden { forbid_dumps() } else { Ok(()) }
 }
 
 /// Guard under which its thread opens, creates and removes files as an account, with only the
-/// rights of that account; created files belong to the account. Threads started meanwhile do so
+/// rights of that account; created files belong to the account. Threads started then do so
 /// permanently.
 #[derive(Debug)]
 pub struct FilesAs {
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn executed_programs_get_only_the_standard_streams() {
+    fn executed_programs_inherit_only_the_standard_streams() {
         let (inherited, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = inherited.as_raw_fd();
         // SAFETY: this fcntl takes numbers and accesses no memory of this process.

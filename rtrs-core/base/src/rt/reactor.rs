@@ -4,9 +4,10 @@
 //! The poll budget adapts like that of KVM's halt polling: a sleep that ended sooner than the
 //! largest budget would have been caught by polling, so the budget grows; a longer one makes it
 //! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
-//! other thread that wants it, and stops polling when one did: polling does not cost throughput
-//! when CPUs are scarce. With few requests in flight, a turn's submissions are held for one more
-//! turn, so that they can be combined with a sleep that may follow: one system call instead of two.
+//! other thread that wants it, and stops polling once another has run: polling does not cost
+//! throughput when CPUs are scarce. With few requests in flight, a turn's submissions are held for
+//! one more turn, so that they can be combined with a sleep that may follow: one system call
+//! instead of two.
 
 use std::io;
 use std::rc::Rc;
@@ -24,8 +25,8 @@ pub trait Shard {
     fn turn(&mut self, now: Instant) -> bool;
     /// Returns the time by which `turn` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
-    /// Returns the number of requests in flight. With many, a turn lets other threads on this CPU
-    /// run before it submits, so that one system call carries more.
+    /// Returns the number of requests in flight. If there are many, a turn lets other threads on
+    /// this CPU run before it submits, so that one system call carries more.
     fn inflight(&self) -> usize {
         0
     }
@@ -47,7 +48,7 @@ pub trait Shard {
 /// Polling before a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollPolicy {
-    /// Maximum polling time; zero never polls.
+    /// Maximum polling time; zero disables polling.
     pub budget_max: Duration,
 }
 
@@ -98,7 +99,7 @@ pub fn run(
             if !few {
                 std::thread::yield_now();
             }
-            // Hold only once: work that arrived meanwhile must not delay the submissions further.
+            // Hold only once: work that has since arrived must not delay the submissions further.
             held = few && !held && budget.is_zero() && !ring.has_backlog();
             continue;
         }
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_poll_budget_grows_on_short_idles_and_drops_to_zero_on_long_ones() {
+    fn the_poll_budget_grows_after_short_idle_times_and_drops_to_zero_after_long_ones() {
         let max = Duration::from_micros(80);
         let mut budget = Duration::ZERO;
         for _ in 0..10 {

@@ -38,7 +38,7 @@ pub struct OpId(u64);
 /// Completed operation.
 #[derive(Debug)]
 pub struct Completed {
-    /// Token of the submitter.
+    /// The submitter's token.
     pub token: u64,
     /// The operation, with everything it owned.
     pub op: Op,

@@ -25,7 +25,7 @@ impl Host {
     }
 }
 
-/// Adds cause and remedy to an error of io_uring_setup. Other errors stay as they are.
+/// Adds the cause and the remedy to an error from io_uring_setup. Other errors stay as they are.
 pub(super) fn explained(error: io::Error) -> io::Error {
     match explanation(&error, Host::detect()) {
         Some(text) => io::Error::new(error.kind(), text),

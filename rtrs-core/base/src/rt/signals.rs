@@ -1,7 +1,7 @@
 //! Signals of a daemon: requests, and signals that must not end it.
 //!
-//! The default action of most signals is to end the process. Under a database that is an outage, so
-//! a daemon handles every signal that a person or a service manager may send by mistake: signals
+//! The default action of most signals is to end the process. Under a database, that is an outage,
+//! so a daemon handles every signal that a person or a service manager may send by mistake: signals
 //! without a meaning are only logged. SIGQUIT and SIGABRT, which request a core dump, and signals
 //! of program errors keep their defaults.
 

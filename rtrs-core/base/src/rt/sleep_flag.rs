@@ -26,7 +26,7 @@ impl SleepFlag {
     }
 
     /// Marks the receiver as about to sleep. `drain` consumes earlier wakes, whose messages are in
-    /// the queue. Returns false if a message is queued, so that the receiver must not sleep.
+    /// the queue. Returns false if a message is queued, in which case the receiver must not sleep.
     pub(super) fn prepare_sleep(
         &self,
         drain: impl FnOnce(),

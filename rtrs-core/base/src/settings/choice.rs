@@ -61,13 +61,13 @@ impl Field for bool {
 }
 
 crate::choices! {
-    /// `on`, `off`, or `auto`: the program decides.
+    /// `on`, `off`, or `auto`, which lets the program decide.
     #[derive(Default)]
     pub enum AutoSwitch as "switch" {
         /// The program decides.
         #[default]
         Auto = "auto",
-        /// Switched on, or an error.
+        /// Switched on; an error if that is impossible.
         On = "on" | "true" | "yes",
         /// Switched off.
         Off = "off" | "false" | "no",

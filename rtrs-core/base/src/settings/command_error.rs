@@ -9,7 +9,7 @@ use std::fmt;
 
 use super::exit_status::ExitStatus;
 
-/// Kinds of errors of one daemon.
+/// Kinds of errors in one daemon.
 pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     /// Invalid flags or keys.
     const USAGE: Self;
@@ -17,7 +17,7 @@ pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     const CONFIG: Self;
     /// A configuration file that cannot be read.
     const CONFIG_FILE: Self;
-    /// A socket path that is in use, or a run directory that is not ours.
+    /// A socket path that is in use, or a run directory that belongs to another user.
     const IN_USE: Self;
     /// Anything that the system refused.
     const SYSTEM: Self;
@@ -29,7 +29,7 @@ pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     fn exit_status(self) -> ExitStatus;
 }
 
-/// Error of a command, with its kind and cause.
+/// Error from a command, with its kind and cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct CommandError<K: ErrorClass> {

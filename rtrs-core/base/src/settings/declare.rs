@@ -42,7 +42,7 @@ pub struct Setting {
     pub more: String,
     /// Default as a user would write it, or the meaning of an unset value.
     pub default: &'static str,
-    /// Name before values had units; its last part is the unit of bare numbers.
+    /// Name from before values had units; its last part is the unit for bare numbers.
     pub old: Option<&'static str>,
 }
 

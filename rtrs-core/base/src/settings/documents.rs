@@ -60,7 +60,7 @@ fn write_completions(mut program: Command, dir: &Path) -> io::Result<()> {
     }
     let mut bash = Vec::new();
     generate(Shell::Bash, &mut program, &name, &mut bash);
-    // clap_complete 4.6 writes the name of a program with a dash in two ways, so that nothing is
+    // clap_complete 4.6 writes the name of a program with a dash in two ways, so nothing would be
     // completed after a command.
     let bash = String::from_utf8(bash).map_err(io::Error::other)?;
     let bash = bash.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"));

@@ -1,7 +1,7 @@
-//! Error of a value that a user wrote.
+//! Error for a value that a user wrote.
 //!
-//! [`ValueError`] is the error of every parser in this folder and of the parsers of the daemons. It
-//! keeps its four parts (kind of value, value, problem, hint) separate until it is printed.
+//! [`ValueError`] is the error of every parser in this folder and of the daemons' parsers. It keeps
+//! its four parts (kind of value, value, problem, hint) separate until it is printed.
 
 use std::borrow::Cow;
 use std::fmt;

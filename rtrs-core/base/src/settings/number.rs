@@ -69,7 +69,7 @@ where
     }
 }
 
-/// A value, or `auto`: the program decides.
+/// A value, or `auto`, which lets the program decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Auto<T> {
     /// The program decides.

@@ -17,7 +17,7 @@ pub struct SettingValue {
     pub value: Value,
     /// Whether `set` can change it.
     pub changeable: bool,
-    /// Part of the running daemon that does not follow the value.
+    /// Remark about a part of the running daemon that does not follow the value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -89,7 +89,7 @@ pub fn key_value(text: &str, example: &str) -> Result<(String, String), String> 
     }
 }
 
-/// Collects the changes of a `set` by name.
+/// Collects the changes in a `set` by name.
 ///
 /// # Errors
 /// Wrong usage, if a setting is named twice.

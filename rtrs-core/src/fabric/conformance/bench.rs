@@ -469,7 +469,7 @@ impl<'h> Bench<'h> {
         self.fabric(port.side).abort(now, port.qp);
     }
 
-    /// Checks that both connections end with the right reasons after `offender` did something that
+    /// Checks that both ends close for the right reasons after `offender` did something that
     /// `victim` must refuse.
     pub(super) fn refused(&mut self, offender: &Port, victim: &Port) {
         let reason = self.closed(victim);

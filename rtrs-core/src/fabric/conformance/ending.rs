@@ -1,4 +1,4 @@
-//! Cases about the end of connections: which work is flushed, which is still sent, which event
+//! Cases about closing connections: which work is flushed, which is still sent, and which event
 //! comes last.
 
 use super::{Bench, Pair, Port, SEND, Side, write_to};
@@ -18,7 +18,7 @@ pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     }
     bench.post(&pair.b, SEND, SgeList::EMPTY);
     bench.refused(&pair.b, &pair.a);
-    // An immediate without a receive ends the connection too.
+    // An immediate without a receive closes the connection too.
     let address = bench.harness.listen_address();
     let address = bench.fabric(Side::A).listen(address).expect("listen");
     let pair = bench.pair_at(address, &pair.a.pd, &pair.b.pd);
@@ -46,7 +46,7 @@ fn messages_wait_for_receives(bench: &mut Bench<'_>, pair: &Pair, remote: Remote
     bench.alive(pair);
 }
 
-/// Checks that all of these completed as flushed.
+/// Checks that all these requests completed as flushed.
 fn all_flushed(bench: &mut Bench<'_>, port: &Port, ids: &[u64]) {
     for &id in ids {
         let wc = bench.completion(port, id);

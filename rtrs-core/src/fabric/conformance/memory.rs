@@ -20,7 +20,7 @@ fn target(bench: &mut Bench<'_>) -> (Pair, Memory, Memory) {
     (pair, target, source)
 }
 
-/// Checks that a forbidden write by B ends the connection and changes nothing.
+/// Checks that a forbidden write by B closes the connection and changes nothing.
 fn write_is_refused(
     bench: &mut Bench<'_>,
     pair: &Pair,
@@ -155,7 +155,7 @@ pub(super) fn window_keys_are_fresh(bench: &mut Bench<'_>) {
     let mut keys = Vec::new();
     for round in 0..20 {
         let key = bench.bind(&pair.a, &window, &slice, Access::REMOTE_WRITE);
-        // Consecutive keys differ; a key may be used again after a long time.
+        // Consecutive keys differ; a key may be reused after a long time.
         assert!(keys.last() != Some(&key) && key != Rkey(0), "{keys:?} {key}");
         write_works(bench, &pair, &source, parent.with_key(0, key), 100);
         keys.push(key);

@@ -1,6 +1,6 @@
 //! Conformance suite that every provider passes: the contract of `fabric/mod.rs` as test cases.
 //!
-//! A provider brings a [`Harness`]: two ends, a listener and a connector, a clock and a step that
+//! A provider supplies a [`Harness`]: two ends, a listener and a connector, a clock and a step that
 //! advances time (virtual or real). [`fabric_conformance!`](crate::fabric_conformance) generates a
 //! named test for each case; [`run_all`] runs them in a loop. In every case, the [`Bench`] around a
 //! harness checks that no completion is repeated or unexpected, that no event follows the last
@@ -67,7 +67,7 @@ pub trait Harness {
     }
 
     /// Returns true if a message waits until a receive is posted for it, as on reliable verbs
-    /// connections; otherwise the message ends the connection.
+    /// connections; otherwise the message closes the connection.
     fn waits_for_receives(&self) -> bool {
         false
     }

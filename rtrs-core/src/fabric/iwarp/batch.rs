@@ -109,7 +109,7 @@ impl<'a> Batch<'a> {
     pub(super) fn end(&mut self, ulpdu_len: usize) {
         let pad = mpa::pad_len(ulpdu_len);
         self.put(&[0; 3][..pad]);
-        // If both sides work without CRC, the field remains and is zero (RFC 5044 section 4.4).
+        // If neither side uses CRC, the field remains and is zero (RFC 5044 section 4.4).
         let sum = if self.crc { self.sum } else { 0 };
         self.stage.copy_in(self.at, &sum.to_le_bytes());
         self.at += mpa::CRC_LEN;

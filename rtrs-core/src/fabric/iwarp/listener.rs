@@ -35,7 +35,7 @@ const SPARE_BUFFERS: u32 = 64;
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 /// Interval between keepalive probes.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
-/// Number of unanswered probes that end a connection. A host may be suspended for a while.
+/// Number of unanswered probes that close a connection. A host may be suspended for a while.
 const PROBES_MAX: u32 = 8;
 /// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -100,7 +100,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Starts listening on an address, with the socket that the service manager has for it, if any.
+    /// Starts listening on an address, on the service manager's socket for it, if any.
     pub(super) fn listen(
         &mut self,
         env: &Env<'_>,
@@ -465,8 +465,8 @@ fn bound_socket(address: SocketAddr, backlog: i32) -> io::Result<Socket> {
 pub(super) fn tune(socket: &SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     if options.user_timeout.is_some() {
-        // Linux would end a connection with a user timeout after a single lost probe. Clients set
-        // such a timeout; the server's probes keep their idle connections alive.
+        // Linux would drop a connection that has a user timeout after a single lost probe. Clients
+        // set such a timeout; the server's probes keep their idle connections alive.
         return socket.set_tcp_user_timeout(options.user_timeout);
     }
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY);

@@ -121,7 +121,7 @@ impl Features {
         }
     }
 
-    /// Returns the features that both sides have.
+    /// Returns the features that both sides support.
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             immediate: self.immediate && other.immediate,

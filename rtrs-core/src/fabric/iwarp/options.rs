@@ -18,7 +18,7 @@ pub struct IwarpOptions {
     /// Timeout of a graceful disconnect, and for sending a Terminate.
     pub close_timeout: Duration,
     /// Maximum number of accepted connections whose request has not arrived; one more connection
-    /// closes the oldest of the source that has the most.
+    /// closes the oldest one from the source that has the most.
     pub half_open_max: u32,
     /// TCP_USER_TIMEOUT: maximum time that sent data may stay unacknowledged. None selects the
     /// system's default.

@@ -1,6 +1,6 @@
 //! Receiving half of the stream machine: parses, validates, places and delivers frames.
 //!
-//! Small frames are collected in the staging memory, many per call to the kernel, and copied to
+//! Small frames are collected in the staging memory, many per system call, and copied to
 //! their targets after their checksum has been verified. The part of a large tagged frame that has
 //! not arrived yet is received straight into the registered memory; its checksum is computed along
 //! the way and determines delivery, as RFC 5041 allows (placement may precede delivery). While
@@ -23,7 +23,7 @@ use crate::fabric::{CloseReason, WcOp, WcStatus};
 use crate::ids::Rkey;
 use crate::mem::{IoVecs, MemSlice, Region};
 
-/// Maximum number of parts of memory that receive the remainder of a frame in one call.
+/// Maximum number of memory parts that receive the remainder of a frame in one call.
 const RX_PARTS: usize = 16;
 /// Maximum number of slices that `rx_prepare` needs.
 pub(super) const RX_SLICES: usize = RX_PARTS + 1;

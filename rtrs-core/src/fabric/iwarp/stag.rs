@@ -25,7 +25,7 @@ use crate::mem::{MemSlice, Region};
 use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 
-/// Entries per slab, and slabs per table: 2^24 keys in total. The loom model needs few.
+/// Entries per slab, and slabs per table: 2^24 keys in total. The loom model needs only a few.
 const SLAB_LEN: usize = if cfg!(loom) { 4 } else { 4096 };
 const SLABS: usize = if cfg!(loom) { 1 } else { 4096 };
 /// Loom needs the same numbers in each run.

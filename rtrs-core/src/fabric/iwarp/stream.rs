@@ -471,8 +471,7 @@ impl IwarpConn {
             Err(e) => {
                 self.socket.keep_send_list(iov);
                 if !matches!(self.phase, Phase::Stopping | Phase::Gone) {
-                    // The peer may have sent a Terminate before it closed: keep reading for a
-                    // moment.
+                    // The peer may have sent a Terminate before it closed: keep reading briefly.
                     tracing::debug!(qp = self.machine.qp.0, error = %e, "send failed");
                     self.socket.break_sending();
                     self.deadline = Some(env.now + CANCEL_BOUND);

@@ -39,9 +39,9 @@ const BODY_MAX: usize = CONTENT_MAX + 256;
 /// Size of receive staging: the longest frame, the longest record after it, and room for several
 /// more.
 pub(super) const TLS_STAGE: usize = 128 << 10;
-/// Size of the buffer for the five sealed records that are sent together. With more, the peer waits
-/// while this end seals, and then this end waits while the peer opens; with fewer, system calls
-/// cost more (docs/explanation/benchmarks.md).
+/// Size of the buffer for the five sealed records that are sent together. With more records, the
+/// peer waits while this end seals, and then this end waits while the peer opens; with fewer,
+/// system calls cost more (docs/explanation/benchmarks.md).
 pub(super) const TLS_SEND: usize = 84 << 10;
 
 /// Number of records after which a key is replaced: half the limit for AES-GCM (RFC 8446 section
@@ -144,7 +144,7 @@ fn opener(
     Ok(suite.aead_alg.decrypter(key, iv))
 }
 
-/// Allowance of a peer for records that carry no data.
+/// A peer's allowance for records that carry no data.
 struct Allowance {
     /// Number of KeyUpdates that the peer may send in a burst.
     updates: u32,

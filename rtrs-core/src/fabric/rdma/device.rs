@@ -17,7 +17,7 @@ pub struct RdmaPort {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Whether the memory windows of a device work, which a new key for each request requires.
+/// Whether a device's memory windows work; a new key for each request requires them.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum MemoryWindows {
     /// A window was bound successfully.

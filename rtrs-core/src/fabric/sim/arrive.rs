@@ -1,8 +1,8 @@
-//! Effects of messages on arrival: connection set-up and end, placement, completions.
+//! Effects of messages on arrival: connection setup and teardown, placement, completions.
 //!
 //! All checks of the receiving side are made here, when the message arrives: a receive is posted
 //! and long enough; the key is known, belongs to this protection domain, and its bounds and rights
-//! cover this access. A violation ends the connection: the peer gets a NAK, and both ends flush.
+//! cover this access. A violation closes the connection: the peer gets a NAK, and both ends flush.
 
 use super::conn::{ACCEPTOR, CONNECTOR, Job, Message, SimConn, State};
 use super::net::{Event, Net, Timer};
@@ -225,7 +225,7 @@ impl SimConn {
         self.retire(net, side);
     }
 
-    /// Acknowledges a message that was received, or ends the connection after a violation.
+    /// Acknowledges a message that was received, or closes the connection after a violation.
     fn answer(&mut self, net: &mut Net, side: usize, seq: u64, received: Result<(), Violation>) {
         match received {
             Ok(()) => self.acknowledge(net, side, seq),
@@ -239,7 +239,7 @@ impl SimConn {
         }
     }
 
-    /// Handles a violation by the peer: notifies it and ends the connection.
+    /// Handles a violation by the peer: notifies it and closes the connection.
     fn refuse(&mut self, net: &mut Net, side: usize, seq: u64, violation: Violation) {
         let Violation { status, why } = violation;
         self.transmit(net, side, Message::Nak { seq, status, why: why.into() });

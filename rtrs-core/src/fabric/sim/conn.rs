@@ -313,7 +313,7 @@ impl SimConn {
     }
 
     /// Puts a queue pair into the error state at its oldest work request, as after exhausted
-    /// retries. With `reset` the peer gets a reset; otherwise the peer must detect the failure
+    /// retries. With `reset` the peer sees a reset; otherwise the peer must detect the failure
     /// itself.
     pub(super) fn fail(&mut self, net: &mut Net, side: usize, reset: bool) {
         let end = &self.ends[side];

@@ -43,7 +43,7 @@ use memory::{SimPd, SimWindow};
 use net::{CoreState, Event, Net, Ticket, Timer};
 use world::Inner;
 
-/// One shard's view of a node. Dropping the view acts like the end of a process: peers get a reset.
+/// One shard's view of a node. Dropping the view acts like a process exit: peers see a reset.
 #[derive(Debug)]
 pub struct SimFabric {
     world: Rc<RefCell<Inner>>,
@@ -74,7 +74,7 @@ impl SimFabric {
     }
 
     /// Moves a queue pair to the error state at its oldest work request; with `reset`, the peer
-    /// gets a reset. A queue pair that is unknown or not established does not change.
+    /// sees a reset. A queue pair that is unknown or not established does not change.
     pub fn fail(&mut self, qp: QpNum, reset: bool) {
         let _ = self.with(qp, |conn, net, side| conn.fail(net, side, reset));
     }

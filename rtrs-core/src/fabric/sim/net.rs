@@ -27,7 +27,7 @@ pub enum BindMode {
     InUse,
 }
 
-/// Options for behavior in which providers may differ.
+/// Options for behavior that may differ between providers.
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
     /// True: a send or write completes when the peer's acknowledgement arrives, as with verbs.
@@ -142,7 +142,7 @@ pub(super) struct Net {
     pub(super) listeners: BTreeMap<(usize, SocketAddr), usize>,
     pub(super) queue: BTreeMap<(Instant, u64), Event>,
     pub(super) dropped: Arc<Mutex<Vec<u64>>>,
-    /// Time that the device of each node takes to end a connection.
+    /// Time that each node's device takes to close a connection.
     pub(super) linger: BTreeMap<usize, Duration>,
     next_event: u64,
 }

@@ -170,7 +170,7 @@ impl World {
         inner.net.queue.first_key_value().map(|(&(when, _), _)| when.max(inner.net.now))
     }
 
-    /// Runs all events scheduled until `until`, then sets the clock to it. An earlier time has no
+    /// Runs all events scheduled up to `until`, then sets the clock to it. An earlier time has no
     /// effect.
     pub fn advance_to(&self, until: Instant) {
         while self.next_event_time().is_some_and(|when| when <= until) {
@@ -204,7 +204,7 @@ impl World {
         self.apply(Fault::LinkUp(a, b));
     }
 
-    /// Delays reports of ended connections to the node of this address by `by`, as with a driver
+    /// Delays reports of ended connections to the node with this address by `by`, as with a driver
     /// that is slow to destroy queue pairs. Work in flight is flushed immediately.
     pub fn linger(&self, address: IpAddr, by: Duration) {
         let net = &mut self.inner.borrow_mut().net;

@@ -370,7 +370,7 @@ impl VerbsConn {
         drained.then_some(ConnectFailure::Failed(CloseReason::Local))
     }
 
-    /// Returns the reason to report, once all completions are in: they explain more than the
+    /// Returns the reason to report once all completions have arrived: they explain more than the
     /// connection manager's reason or the peer's DREQ.
     pub(super) fn explain(&mut self, end: End, was_in_error: bool) -> End {
         let vague = matches!(end, ConnectFailure::Failed(CloseReason::Peer | CloseReason::Lost(_)))
@@ -435,7 +435,7 @@ fn reject(event: &CmEvent) -> End {
     let has_data = event.private_data.as_bytes().iter().any(|&byte| byte != 0);
     match event.status {
         CONSUMER if has_data => ConnectFailure::Rejected(Box::new(event.private_data)),
-        // Without private data, the peer's program ended or dropped the request.
+        // Without private data, the peer's program exited or dropped the request.
         CONSUMER => ConnectFailure::Failed(CloseReason::Peer),
         INVALID_SERVICE => ConnectFailure::Failed(lost("nothing listens on that port")),
         TIMEOUT => ConnectFailure::Failed(CloseReason::TimedOut),

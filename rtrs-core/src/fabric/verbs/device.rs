@@ -77,7 +77,7 @@ pub struct VerbsShared {
     /// Open devices. Each is kept for as long as it exists, because librdmacm keeps it open as
     /// well.
     contexts: Mutex<Vec<Arc<Context>>>,
-    /// Devices that are being removed and must not be reopened meanwhile.
+    /// Devices that are being removed and must not be reopened during removal.
     removed: Mutex<Vec<Weak<Context>>>,
     null: Arc<File>,
     pub(super) regions: Arc<Regions>,
@@ -350,7 +350,7 @@ pub(super) struct CoreDevice {
 
 /// Minimum number of entries of a completion queue, so that a few connections share it.
 const CQ_ENTRIES_MIN: u32 = 1024;
-/// Number of connections as large as the first one that fit into a queue.
+/// Number of connections of the first one's size that fit into a queue.
 const CQ_SHARE: u32 = 4;
 
 /// Returns the number of entries of a queue created for `need` entries.
@@ -409,7 +409,7 @@ impl CoreDevice {
             return Err(hint::queue_too_long(context.name(), what, need.into(), most));
         }
         let entries = queue_entries(need, most);
-        // A device may lack resources that another vector needs.
+        // If the device lacks the resources for this vector, use vector 0.
         let new = |vector| Cq::new(&self.channel, entries, self.cqs.len(), vector);
         let cq = new(self.vector).or_else(|_| new(0)).map_err(|e| {
             let name = context.name();

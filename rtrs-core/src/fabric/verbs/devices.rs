@@ -19,7 +19,7 @@ pub(super) mod token {
 /// Devices that a shard uses, and the completions taken from them.
 #[derive(Debug)]
 pub(super) struct Devices {
-    /// Devices by index; a removed device leaves its place empty.
+    /// Devices by index; a removed device leaves its slot empty.
     places: Vec<Option<CoreDevice>>,
     /// Number of the shard.
     core: u64,

@@ -1,4 +1,4 @@
-//! Identifiers of ended connections whose disconnect request (DREQ) is not confirmed.
+//! Identifiers of ended connections whose disconnect request (DREQ) has not been confirmed.
 //!
 //! The kernel repeats a DREQ as long as its identifier exists. While the port is down, no DREQ may
 //! be sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
@@ -115,7 +115,7 @@ where
         self.leave(Message::Hold { id, port, peer_connected, repeat_for });
     }
 
-    /// Releases an identifier whose DREQ the peer confirmed, or the kernel gave up repeating.
+    /// Releases an identifier whose DREQ the peer has confirmed or the kernel no longer repeats.
     pub(super) fn done(&self, id: I::Key) {
         // If the queue is full, the identifier is released when its time expires.
         let _ = self.messages.try_send(Message::Done(id));

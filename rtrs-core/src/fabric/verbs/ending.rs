@@ -1,4 +1,4 @@
-//! End of connections, and dispatch of completions.
+//! Takes connections down, and dispatches completions.
 //!
 //! The shard takes the available completions and hands over the queue pair (teardown.rs): separate
 //! threads put it into the error state, send a DREQ to the peer and destroy the queue pair, because

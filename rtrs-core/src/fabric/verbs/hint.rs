@@ -40,7 +40,7 @@ fn check_file(device: &Path, class: &Path) -> Result<(), FabricError> {
     Err(FabricError::system(what, error))
 }
 
-/// Returns the error of a local address that no RDMA device has.
+/// Returns the error for a local address that no RDMA device has.
 pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -> FabricError {
     let kind = error.kind();
     let what = if kind == io::ErrorKind::PermissionDenied {
@@ -65,7 +65,7 @@ pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -
     FabricError::system(what, error)
 }
 
-/// Returns the error of a failed memory registration.
+/// Returns the error for a failed memory registration.
 pub(super) fn registration(device: &str, bytes: usize, error: io::Error) -> FabricError {
     registration_with(device, bytes, locked_memory_limit(), error)
 }
@@ -87,7 +87,7 @@ fn registration_with(
     FabricError::system(what, error)
 }
 
-/// Returns the error of a device that cannot carry a session.
+/// Returns the error for a device that cannot carry a session.
 pub(super) fn no_immediates(device: &str) -> FabricError {
     FabricError::system(
         format!(
@@ -98,7 +98,7 @@ pub(super) fn no_immediates(device: &str) -> FabricError {
     )
 }
 
-/// Returns the error of a device without suitable windows.
+/// Returns the error for a device without suitable windows.
 pub(super) fn no_windows(device: &str) -> FabricError {
     FabricError::system(
         format!(
@@ -109,12 +109,12 @@ pub(super) fn no_windows(device: &str) -> FabricError {
     )
 }
 
-/// Returns the error of a device that is being removed.
+/// Returns the error for a device that is being removed.
 pub(super) fn removed(device: &str) -> FabricError {
     FabricError::system(format!("{device} is being removed"), io::ErrorKind::NotConnected.into())
 }
 
-/// Returns the error of queues that are longer than the device supports.
+/// Returns the error for queues that are longer than the device supports.
 pub(super) fn queue_too_long(device: &str, what: &str, wanted: u64, most: u32) -> FabricError {
     FabricError::system(
         format!("{device} cannot hold {wanted} {what}, at most {most}: use a smaller queue_depth"),

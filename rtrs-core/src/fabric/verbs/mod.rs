@@ -13,9 +13,9 @@
 //!
 //! `options.rs` options · `info.rs` devices of the host · `hint.rs` errors with hints · `device.rs`
 //! shared state, a shard's queues · `devices.rs` a shard's devices · `sources.rs` other sources of
-//! events · `listener.rs` listening addresses · `domain.rs` `regions.rs`
-//! memory · `conn.rs` one connection · `turn.rs` inputs of a turn · `ending.rs` ends and
-//! completions · `teardown.rs` blocking calls of an end · `dreq.rs` unconfirmed disconnects ·
+//! events · `listener.rs` listening addresses · `domain.rs` `regions.rs` memory · `conn.rs` one
+//! connection · `turn.rs` inputs of a turn · `ending.rs` closing connections, dispatching
+//! completions · `teardown.rs` blocking calls of closing · `dreq.rs` unconfirmed disconnects ·
 //! `reaper.rs` threads for blocking calls · `windows.rs` tests of memory windows · `sys/` library
 //! calls, and all unsafe code.
 
@@ -81,7 +81,7 @@ struct VerbsRequest {
     _place: HalfOpen,
 }
 
-/// Reserved place among the requests that wait to be answered.
+/// Reserved slot among the requests that wait to be answered.
 #[derive(Debug)]
 struct HalfOpen(Arc<AtomicU32>);
 

@@ -53,7 +53,7 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Returns the longest retry time not above `limit` that the wire can express.
+    /// Returns the longest retry time up to `limit` that the wire can express.
     pub(super) fn within(limit: Duration) -> Self {
         const UNIT_NANOS: u128 = 4096;
         let limit = limit.as_nanos();

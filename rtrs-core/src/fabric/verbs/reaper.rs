@@ -2,7 +2,7 @@
 //!
 //! `ibv_destroy_qp` returns once the queue pair has nothing in flight. rdma_rxe waits there for
 //! packets that a network device has not sent yet, up to 50 s if the device is stalled (rxe_pool.c,
-//! `__rxe_cleanup`). A shard that waited for it would delay all its other paths. So queue pairs are
+//! `__rxe_cleanup`). A shard that waited there would delay all its other paths. So queue pairs are
 //! destroyed here, and the shard is notified afterwards. Identifiers of the connection manager are
 //! destroyed here too (`rdma_destroy_id` waits for the kernel's own work on them). Pinning and
 //! unpinning memory and creating hundreds of windows also take time.
@@ -74,7 +74,7 @@ impl Reaper {
             && state.workers < WORKERS_MAX
             && let Err(error) = self.spawn(&mut state)
         {
-            // The first thread will run the job.
+            // A running thread will take the job.
             tracing::warn!(%error, threads = self.name, "cannot start a thread for driver calls");
         }
         drop(state);

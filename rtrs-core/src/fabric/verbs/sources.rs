@@ -19,7 +19,7 @@ pub(super) struct CmChannel {
 }
 
 impl CmChannel {
-    /// Opens a channel that is polled under this token.
+    /// Opens a channel that is polled with this token.
     pub(super) fn open(reaper: &Arc<Reaper>, token: u64) -> io::Result<Self> {
         let channel = EventChannel::new(reaper)?;
         let watch = Watch::new(Fd::new(channel.pollable()?), token);

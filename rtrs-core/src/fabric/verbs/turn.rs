@@ -231,7 +231,7 @@ impl VerbsFabric {
                 Report::Made(made) => self.reports.keep_made(*made),
                 Report::Port { qp, down } => self.on_port(qp, down),
                 Report::Listener(tried) => self.listeners.tried(self.now, *tried),
-                // Dropped, because listening was stopped meanwhile.
+                // Dropped, because listening has been stopped since.
                 Report::Request(_) if self.listeners.is_empty() => {}
                 Report::Request(request) => self.push(FabricEvent::Request(request)),
             }

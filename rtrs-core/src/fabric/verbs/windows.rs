@@ -1,4 +1,4 @@
-//! Test of a device's memory windows that binds a window.
+//! Tests a device's memory windows by binding one.
 //!
 //! The attributes of a device come from its kernel driver. The user-space library of its provider
 //! may nevertheless lack the calls for windows: that of bnxt_re has neither `alloc_mw` nor
@@ -85,7 +85,7 @@ fn try_windows(provider: &mut impl Provider) -> MemoryWindows {
     try_calls(provider).unwrap_or_else(|found| found)
 }
 
-/// Runs the test; an `Err` ends it early.
+/// Runs the test; an `Err` stops it early.
 fn try_calls(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindows> {
     use MemoryWindows::{Missing, Untried, Usable};
     let untried = |error: io::Error| Untried(error.to_string());

@@ -5,9 +5,9 @@
 //! the others: Connecting > Opening > Flying, Pausing ... > Asking (bandwidth)
 //! all end in Closing > Ended
 //! ```
-//! A step that exceeds the timeout counts as a loss and ends the connection, because on a reliable
-//! connection nothing can follow lost data. Call `start` once, then pass the client every event of
-//! its queue pair and poll the client at its deadline; take its events after each call.
+//! A step that exceeds the timeout counts as a loss and closes the connection, because on a
+//! reliable connection nothing can follow lost data. Call `start` once, then pass the client every
+//! event of its queue pair and poll the client at its deadline; take its events after each call.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -117,7 +117,7 @@ struct Parts {
 }
 
 impl PingClient {
-    /// Creates a client that is not started.
+    /// Creates a client that has not been started.
     #[must_use]
     pub fn new(config: PingClientConfig) -> Self {
         Self {

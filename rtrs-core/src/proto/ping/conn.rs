@@ -1,11 +1,11 @@
-//! Ping connection at the server.
+//! Server's end of a ping connection.
 //!
 //! ```text
 //! ping-pong:  Start -> Reading -> Sink -> Start ...
 //! the others: Start -> Serving -> Finishing -> Over
 //! ```
 //! In ping-pong mode the server's own memory has no key: the server reads and writes the client's
-//! memory. In the one-sided modes the client gets the key of one buffer of the requested size.
+//! memory. In the one-sided modes the client receives the key of one buffer of the requested size.
 
 use std::sync::Arc;
 
@@ -163,7 +163,7 @@ impl PingConn {
             (WcOp::Recv, at) if at < RECVS => {
                 self.heard = now;
                 let info = self.messages.take(at, wc.byte_len).map_err(Fault::Length)?;
-                // The peer may send again only after the answer, which is posted after this.
+                // The peer may send again only after the answer, which is posted next.
                 self.messages.post_recv(fabric, self.qp, at)?;
                 self.on_message(&info, fabric)
             }

@@ -1,4 +1,4 @@
-//! Events of a ping client, and the errors that end it.
+//! Events of a ping client, and the errors that terminate it.
 
 use crate::fabric::{FabricError, PrivateData};
 use crate::time::Duration;

@@ -115,7 +115,7 @@ impl Messages {
         (0..RECVS).try_for_each(|at| self.post_recv(fabric, qp, at))
     }
 
-    /// Returns the message in a receive, or its length if it is invalid.
+    /// Returns the message in a receive, or the length of an invalid one.
     pub(super) fn take(&self, at: u64, len: u32) -> Result<PingInfo, u32> {
         if len as usize != PingInfo::LEN {
             return Err(len);

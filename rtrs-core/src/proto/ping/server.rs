@@ -26,7 +26,7 @@ pub struct PingServerConfig {
     pub connections_max: usize,
     /// Maximum size of data in bytes, including rping's.
     pub size_max: u32,
-    /// Silence after which a ping is ended.
+    /// Silence after which a ping is closed.
     pub idle: Duration,
 }
 
@@ -203,7 +203,7 @@ impl PingServer {
         Ok(Some(hello))
     }
 
-    /// Returns true if one more ping from a source may run. Ends a different ping if necessary.
+    /// Returns true if one more ping from a source may run. Evicts another ping if necessary.
     fn make_room(
         &mut self,
         now: Instant,

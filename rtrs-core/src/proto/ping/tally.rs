@@ -55,7 +55,7 @@ impl Tally {
         self.flight = Some((now, now));
     }
 
-    /// Stores the server's own count and ends the measured time.
+    /// Stores the server's own count and stops the clock.
     pub(super) fn end(&mut self, peer_done: u64, now: Instant) {
         self.peer_done = peer_done;
         self.extend(now);

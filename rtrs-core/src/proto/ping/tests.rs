@@ -345,7 +345,7 @@ fn the_oldest_ping_of_the_busiest_source_is_evicted() {
     }
     assert!(matches!(outcome, Some(FabricEvent::Established { .. })), "{outcome:?}");
     assert_eq!((fixture.server.stats().accepted, fixture.server.stats().faults), (4, 1));
-    // The two that remain still occupy their places, so one more of this source is refused.
+    // The two that remain still occupy their slots, so one more from this source is refused.
     let address = fixture.address;
     let (_, events) = fixture.ping(config(address, hello(PingMode::PingPong, 64), 1));
     assert_eq!(*ended(&events), Err(PingFailure::Refused(PingStatus::Busy)));

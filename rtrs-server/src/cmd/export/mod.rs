@@ -29,8 +29,8 @@ pub enum ExportCommand {
     List(ServerArgs),
     /// Print the exports of the running server as YAML
     ///
-    /// The output is a file for exports-dir, without defaults. It includes the changes of export
-    /// add, set, resize and remove. Exports below the search path are left out.
+    /// The output is a file for exports-dir, without defaults. It includes changes made by export
+    /// add, set, resize and remove. Exports under the search path are left out.
     Save(ServerArgs),
     /// Add an export to the running server
     ///

@@ -16,8 +16,8 @@ pub struct SetArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// Options as with --export, for example ro or iops=2000; rw takes ro back, access= the access
-    /// list, iops=none a limit
+    /// Options as with --export, for example ro or iops=2000; rw reverts ro, access= removes the
+    /// access list, iops=none a limit
     ///
     /// Options that are not named do not change.
     #[arg(required = true, value_name = "OPTION")]

@@ -2,8 +2,8 @@
 //!
 //! The command writes the files, because the server often runs as a user that may not. A file is
 //! replaced as a whole, so that a starting server never reads half of it. Locks exclude other
-//! commands and reloads meanwhile. Whatever can be refused is refused before the server changes
-//! anything.
+//! commands and reloads while it does so. Whatever can be refused is refused before the server
+//! changes anything.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -85,7 +85,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Writes the running settings of the export. `done` is the change that was made before.
+    /// Writes the running settings of the export. `done` describes the change already made.
     pub(super) fn save(self, server: &Server, done: &str) -> Result<PathBuf, Error> {
         let hint =
             "put its entry of `rtrs-server export save` there, or a restart loses the change";

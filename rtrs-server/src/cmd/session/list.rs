@@ -32,7 +32,7 @@ fn refused_text(refused: &BTreeMap<String, u64>) -> String {
 }
 
 /// Formats a line for each session, followed by one for each of its paths, and then the total
-/// memory. The UUID of a session is a secret, so the line has the ID that the log uses.
+/// memory. The UUID of a session is a secret, so the line shows the ID that the log uses.
 fn text(list: &Sessions) -> String {
     let Sessions { sessions, memory, .. } = list;
     let mut out = format!(
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(refused_text(&BTreeMap::new()), "");
         let refused = [("silent", 7), ("half-open-max", 12)].map(|(r, n)| (r.to_owned(), n));
         assert_eq!(refused_text(&refused.into()), "refused: half-open-max 12, silent 7\n");
-        // Little is known about a session that is just beginning.
+        // Little is known about a session that has just begun.
         let early = SessionSnapshot {
             name: None,
             state: SessionState::Connecting,

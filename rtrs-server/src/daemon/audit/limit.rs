@@ -124,7 +124,7 @@ impl Limits {
         })
     }
 
-    /// Returns all events that represent others, at the end.
+    /// Returns all remaining events that represent suppressed ones, when the log is closed.
     pub(super) fn rest(&mut self) -> Vec<AuditEvent> {
         let mut rest = std::mem::take(&mut self.due);
         rest.extend(

@@ -147,7 +147,7 @@ impl ExportAccess {
     }
 
     /// Applies a changed list of an export. An unchanged list is not applied, because a reload may
-    /// have changed the current one meanwhile.
+    /// have changed the current one since.
     pub(super) fn change_list(
         &self,
         before: &ExportSpec,

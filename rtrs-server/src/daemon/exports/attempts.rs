@@ -2,7 +2,7 @@
 //!
 //! A target may hang, for example a file on an NFS server that is down. The attempt to open it then
 //! delays no other export, only further attempts for the same target. A finished attempt keeps its
-//! result, and the opened target with it, until a thread with the turn of the export takes it. A
+//! result, and the opened target with it, until a thread that holds the export's turn takes it. A
 //! command or reload therefore never competes with the retry thread for the lock of a file: it
 //! joins the running attempt.
 
@@ -156,7 +156,7 @@ impl Attempts {
         true
     }
 
-    /// Ends a wait of the retry thread.
+    /// Wakes the retry thread.
     pub(super) fn wake(&self) {
         self.state.lock().woken = true;
         self.ended.notify_all();

@@ -32,7 +32,7 @@ pub(super) struct Reservation {
     _list: Unpublished,
 }
 
-/// Result of a change of settings.
+/// Result of a change to settings.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Applied {
     /// Losses of sessions from the changed access list; None if the settings matched already.
@@ -41,7 +41,7 @@ pub(in crate::daemon) struct Applied {
     pub(in crate::daemon) warnings: Vec<String>,
 }
 
-/// Result of the first step of a change of settings.
+/// Result of the first step of a change to settings.
 pub(in crate::daemon) enum Begun {
     /// The settings matched already.
     Unchanged,

@@ -15,8 +15,8 @@ use crate::plan::{check_below, validate_export};
 use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::{ExportUser, Revoked, TRIES_AGAIN};
 
-/// Time for clients to learn over their paths that an export was removed, before the paths that
-/// lose access through the removal end.
+/// Time for clients to learn over their paths that an export was removed, before paths that lose
+/// access because of the removal are closed.
 const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
 
 /// An export to be changed.
@@ -74,7 +74,7 @@ impl ExportCommands {
         force: bool,
     ) -> Result<Changed, String> {
         let _turn = self.exports.turns.begin(spec.name())?;
-        // Another command may have added the name meanwhile; that export's list must stay.
+        // Another command may have added the name in the meantime; that export's list must stay.
         self.exports.check_name(spec.name())?;
         let checking_losses = self.exports.access.begin_check();
         let closed = self.exports.access.check_losses(spec, force)?;
@@ -284,7 +284,7 @@ impl ExportCommands {
         self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Drain, result) });
     }
 
-    /// Records a command's change of an export.
+    /// Records a command's change to an export.
     pub(in crate::daemon) fn recorded<T>(
         &self,
         event: AuditKind,

@@ -31,8 +31,8 @@ impl Entry {
         same && (spec.ro == self.spec.ro || !self.opened_ro)
     }
 
-    /// Whether the export has become read-only, but its file or disk still has the locks of a
-    /// writer.
+    /// Whether the export has become read-only, but a writer's locks are still held on its file or
+    /// disk.
     pub(super) fn keeps_writer_locks(&self) -> bool {
         self.spec.ro && !self.opened_ro && matches!(self.spec.target, Target::Path(_))
     }
@@ -51,8 +51,8 @@ impl Entry {
         ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
     }
 
-    /// Reason why the export cannot change to these settings now. `open` is whether it is open, and
-    /// if so, whether for writing.
+    /// Reason why the export cannot change to these settings now. `open` says whether it is open,
+    /// and if so, whether for writing.
     pub(in crate::daemon) fn obstacle(
         &self,
         spec: &ExportSpec,
@@ -83,7 +83,7 @@ impl Entry {
     }
 
     /// Returns why the export should not be closed, if that would lose its content as far as is
-    /// known without an examination of its target.
+    /// known without examining its target.
     pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
         self.export.upgrade().and_then(|export| last_copy(&export))
     }
@@ -101,7 +101,7 @@ struct State {
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Entries(Arc<Mutex<State>>);
 
-/// Temporarily unpublished export. Its access list is kept meanwhile.
+/// Temporarily unpublished export. Its access list is kept in the meantime.
 #[derive(Debug)]
 pub(in crate::daemon) struct Unpublished {
     state: Arc<Mutex<State>>,

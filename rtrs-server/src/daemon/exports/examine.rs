@@ -50,7 +50,7 @@ impl TargetExaminer {
         last_copy(&*self.examine(name)?)
     }
 
-    /// Returns why the server should not end, if its end would lose the content of exports.
+    /// Returns why the server should not exit, if exiting would lose the content of exports.
     pub(in crate::daemon) fn last_copies(&self) -> Option<String> {
         self.examine_all();
         let all: Vec<_> = self.0.all().iter().filter_map(|(_, export)| last_copy(export)).collect();

@@ -234,7 +234,7 @@ impl FailedExports {
         Some(next.saturating_duration_since(now))
     }
 
-    /// Records a failed attempt, unless the export was removed or changed meanwhile. Returns
+    /// Records a failed attempt, unless the export has been removed or changed since. Returns
     /// whether the reason is new.
     pub(super) fn failed_again(&self, spec: &ExportSpec, why: OpenError) -> bool {
         let mut all = self.all.lock();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_become_rarer_up_to_a_bound() {
+    fn retry_intervals_grow_up_to_a_bound() {
         let (spec, mut now) = ("v=/none".parse().unwrap(), Instant::now());
         let mut failed = Failed::new(spec, "missing".into(), now);
         let mut waits = Vec::new();

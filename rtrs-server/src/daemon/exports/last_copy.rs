@@ -16,7 +16,7 @@ use crate::export::Export;
 /// Hint for a refused command that would close a deleted file.
 pub(in crate::daemon) const LAST_COPY_HINT: &str = ", or use --force";
 
-/// Returns why an export should not be closed, if it has the only copy of its content, or if that
+/// Returns why an export should not be closed, if it holds the only copy of its content, or if that
 /// is unknown. The caller has examined the target.
 pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;

@@ -36,7 +36,7 @@ const CLOSED_AT_ONCE: usize = 64;
 /// Number of a closed export, and the result of its last flush.
 type Released = (usize, Result<(), String>);
 
-/// A closed export whose requests are still running at the backend.
+/// A closed export whose requests are still running in the backend.
 struct Closing {
     backing: String,
     export: Weak<Export>,
@@ -139,7 +139,7 @@ impl Opener {
         self.open(spec).map(Arc::new).map_err(|error| OpenError::new(&error))
     }
 
-    /// Opens targets at the same time.
+    /// Opens targets concurrently.
     pub(super) fn open_all(self: &Arc<Self>, specs: &[ExportSpec]) -> Vec<Opened> {
         let opener = Arc::clone(self);
         all_in_time(specs, move |spec: ExportSpec| opener.open_shared(&spec))
@@ -158,7 +158,7 @@ impl Opener {
             // Gateways share no epoch, and have no cache that would need one.
             Target::Rbd(_) if spec.gateway => None,
             Target::Rbd(_) | Target::Nbd(_) => Some(by_name(Path::new(&spec.target.to_string()))),
-            // Memory ends with the export, and so do its losses: the next one has another epoch.
+            // Memory is freed with its export: the next export starts with another epoch.
             Target::Memory(_) | Target::Null(_) => None,
         }
     }
@@ -250,7 +250,7 @@ fn cannot_export(spec: &ExportSpec) -> String {
     format!("cannot export {:?}", spec.name())
 }
 
-/// Returns the error of an export whose target cannot be opened.
+/// Returns the error for an export whose target cannot be opened.
 pub(super) fn refused(spec: &ExportSpec, error: BackendError) -> Error {
     failed(ErrorKind::Export, cannot_export(spec))(error)
 }

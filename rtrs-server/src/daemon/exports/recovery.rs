@@ -1,9 +1,9 @@
 //! Further attempts to open failed exports.
 //!
-//! A start serves what can be opened. A thread retries the other exports, each on a thread of its
-//! own ([`super::attempts`]), until the last of them is served or removed. Meanwhile opens of these
-//! names are refused with ENOENT, as a kernel server refuses a missing device: attached clients
-//! wait, and `rtrs-client attach --retry-for` tries again.
+//! The server starts with what can be opened. A thread retries the other exports, each on a thread
+//! of its own ([`super::attempts`]), until the last of them is served or removed. Meanwhile, opens
+//! of these names are refused with ENOENT, as a kernel server refuses a missing device: attached
+//! clients wait, and `rtrs-client attach --retry-for` tries again.
 //!
 //! An image that another program holds is only checked until it has been free for some time: a
 //! virtual machine that restarts briefly releases its image, and the server must not take it then.
@@ -29,8 +29,8 @@ use crate::stats::TRIES_AGAIN;
 /// Time that the retry thread waits for the turn of an export; then it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
-/// Begins to open the target of a failed export, after the checks of a start. Returns false if an
-/// attempt with the same settings exists.
+/// Begins to open the target of a failed export, after the same checks as at startup. Returns false
+/// if an attempt with the same settings exists.
 fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
     let open = open_checked(exports);
     exports.attempts.begin(spec, open)
@@ -54,7 +54,7 @@ fn begin_careful_attempt(
     })
 }
 
-/// Returns the function that opens a target after the checks of a start.
+/// Returns the function that opens a target after the same checks as at startup.
 fn open_checked(exports: &Exports) -> impl FnOnce(&ExportSpec) -> Opened + Send + 'static {
     let (opener, search_path) = (Arc::clone(&exports.opener), exports.set.search_path.clone());
     move |spec| {
@@ -82,8 +82,8 @@ fn look_at(spec: &ExportSpec) -> Image {
     }
 }
 
-/// Opens the target of a failed export whose attempt has begun. `is_new` is whether the attempt has
-/// just begun: an older attempt may have failed for a reason that no longer applies.
+/// Opens the target of a failed export whose attempt has begun. `is_new` says whether the attempt
+/// has just begun: an older attempt may have failed for a reason that no longer applies.
 fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> Opened {
     let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.into()));
     let opened = take();
@@ -95,7 +95,7 @@ fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> O
 }
 
 /// Opens and exports the target of a failed export with these settings, or records them with the
-/// reason for the failure. The caller has the turn of the export.
+/// reason for the failure. The caller holds the export's turn.
 pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenError> {
     let until = Instant::now() + ATTEMPT_MAX;
     let begun = begin_attempt(exports, spec).map_err(OpenError::from);
@@ -105,7 +105,7 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
     })
 }
 
-/// Exports an opened target. The caller has the turn of the export.
+/// Exports an opened target. The caller holds the export's turn.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
     // A reload that adopts access lists finds the export in one of the two places.
     let checking_losses = exports.access.begin_check();
@@ -123,7 +123,7 @@ fn record(exports: &Exports, spec: &ExportSpec, result: AuditResult, reason: Opt
     exports.audit.record(|| AuditEvent { export, reason, ..event });
 }
 
-/// Adds the exports that a start could not open.
+/// Adds the exports that could not be opened at startup.
 pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, OpenError)>) {
     for (spec, why) in failures {
         tracing::error!(
@@ -161,7 +161,7 @@ pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
             failed_again(exports, &spec, HANGS.into());
             continue;
         }
-        // A command or reload that has the turn may be waiting for an attempt with other settings.
+        // A command or reload that holds the turn may await an attempt with other settings.
         let turn = exports.turns.of(spec.name(), Duration::ZERO);
         if turn.is_none() || !exports.failed.has(&spec) {
             exports.failed.postpone(&spec);
@@ -183,7 +183,7 @@ pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
 fn settle(exports: &Exports, spec: &ExportSpec) {
     // Without the turn, the result is kept for a later call.
     let Some(_turn) = exports.turns.of(spec.name(), TURN_MAX) else { return };
-    // A command or reload may have taken the result meanwhile.
+    // A command or reload may have taken the result in the meantime.
     let Some(opened) = exports.attempts.take(spec, Instant::now()) else { return };
     // The export may also have been removed or changed.
     if !exports.failed.has(spec) {
@@ -201,7 +201,7 @@ fn failed_again(exports: &Exports, spec: &ExportSpec, why: OpenError) {
     }
 }
 
-/// Removes failed exports. The caller has the turn of all exports.
+/// Removes failed exports. The caller holds the turn of all exports.
 pub(in crate::daemon) fn remove(exports: &Exports, names: Vec<String>, done: &mut Reloaded) {
     for name in names {
         exports.failed.remove(&name);
@@ -211,7 +211,7 @@ pub(in crate::daemon) fn remove(exports: &Exports, names: Vec<String>, done: &mu
     }
 }
 
-/// Immediately tries to open failed exports of a configuration. The caller has the turn of all
+/// Immediately tries to open failed exports of a configuration. The caller holds the turn of all
 /// exports.
 pub(in crate::daemon) fn try_now(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) {
     // All attempts begin before the first is awaited: several targets may hang.
@@ -390,7 +390,7 @@ mod tests {
         let unlocked = ExportSpec { no_lock: true, ..rig.spec.clone() };
         let free = look_at_all(&[rig.spec.clone(), unlocked]);
         assert_eq!(free.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true]);
-        // A program that another test starts briefly has a copy of the descriptor.
+        // A program started by another test briefly holds a copy of the descriptor.
         let let_go = |holder: File| {
             drop(holder);
             let end = Instant::now() + LONG;
@@ -415,7 +415,7 @@ mod tests {
     /// Without this rule, the command would report that the target hangs, and the opened target
     /// would be closed.
     #[test]
-    fn a_due_attempt_does_not_replace_an_attempt_of_a_command() {
+    fn a_due_attempt_does_not_replace_a_commands_attempt() {
         let rig = Rig::new("failed-command");
         let _turn = rig.exports.turns.of("vol0", Duration::ZERO).unwrap();
         let changed = ExportSpec { ro: true, ..rig.spec.clone() };

@@ -17,7 +17,7 @@ impl Exports {
     /// in `done`, and returns the number of the configuration.
     ///
     /// The lock is that of [`begin_check`](super::access::ExportAccess::begin_check): an export has
-    /// both a list and a place among the exports, or neither.
+    /// both a list and an entry among the exports, or neither.
     pub(in crate::daemon) fn narrow_access(
         &self,
         set: &Settings,
@@ -36,7 +36,7 @@ impl Exports {
     }
 
     /// Applies the permissions of the configuration with that number to the exports that match it.
-    /// The caller has the turn of all exports.
+    /// The caller holds the turn of all exports.
     pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
         let entries = self.entries();
         let wanted: BTreeMap<&str, &ExportSpec> =
@@ -45,7 +45,8 @@ impl Exports {
             Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
             None => !entry.configured,
         };
-        // Done before the lists are locked: the control shard is asked whether an export is in use.
+        // Done before the lists are locked, because it asks the control shard whether an export is
+        // in use.
         let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
         // A failed export gets its list before it is served.
         let failed = self.failed.specs();
@@ -77,8 +78,8 @@ impl Exports {
         set: &Settings,
     ) -> (BTreeMap<String, Vec<AccessRule>>, BTreeMap<String, Holders>) {
         let mut known = self.entries.names();
-        // An export that a change has closed may fail meanwhile. A failed one may be
-        // opened before the next reload, so its list must not vanish either.
+        // An export that a change has closed may fail. A failed one may be opened before the next
+        // reload, so its list must not vanish either.
         known.extend(self.failed.names());
         let lists = self.access.lists();
         let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();

@@ -1,7 +1,6 @@
 //! Exports whose path leads to a file or device other than the open one, and read-only exports that
-//! still have the locks of a writer. Both are reopened when no session uses them: the new target is
-//! opened first, without delaying changes of other exports, and then takes the place of the old
-//! one.
+//! still hold a writer's locks. Both are reopened when no session uses them: the new target is
+//! opened first, without delaying changes to other exports, and then replaces the old one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ const MISSING: &str = "its path leads nowhere; the open target is still exported
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
 
-/// Reason why an opened target does not take the place of an old one.
+/// Reason why an opened target does not replace the old one.
 enum NotReplaced {
     /// The old target is still exported.
     Kept(String),
@@ -51,7 +50,7 @@ impl Exports {
     /// Name of the export that has this file or device open for writing, if there is one.
     pub(super) fn holder_of(&self, target: &Target) -> Option<String> {
         let (opener, entries, target) = (Arc::clone(&self.opener), self.entries(), target.clone());
-        // Files can hang; then the error names no export.
+        // Files can hang; the error then names no export.
         let found = in_time(move || {
             let id_of = |target: &Target| match target {
                 Target::Path(path) => opener.sources.target(path),
@@ -120,7 +119,7 @@ impl Exports {
             |name: &String| self.not_reopened.is_due(name, now) && self.turns.are_free_for(name);
         let mut due: Vec<_> = to_reopen.map(|export| export.name.clone()).filter(is_due).collect();
         if !due.is_empty() {
-            // A control shard that does not answer is asked again at the next check.
+            // If the control shard does not answer, the next check asks it again.
             let all = self.list_now().map(|list| list.exports).unwrap_or_default();
             let unused = all.iter().filter(|export| export.open_by.is_empty() && !export.found);
             let unused: BTreeSet<_> = unused.map(|export| &*export.name).collect();
@@ -129,8 +128,8 @@ impl Exports {
         due
     }
 
-    /// Reopens an export if that is due, and no session uses the export. A running change to the
-    /// export does so itself.
+    /// Reopens an export if that is due and no session uses it. A running change to the export does
+    /// so itself.
     pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
         let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
         let _ = self.follow_all(&[name.to_owned()], false);
@@ -139,7 +138,7 @@ impl Exports {
 
     /// Compares exports with their paths, and concurrently reopens those that were replaced and are
     /// unused. Unless forced, keeps a file that was deleted before anything took its path. The
-    /// caller has the turn of the exports.
+    /// caller holds the turn of the exports.
     pub(in crate::daemon) fn follow_all(&self, names: &[String], force: bool) -> Vec<Followed> {
         let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
         let specs = found.iter().filter_map(|found| match found {
@@ -195,7 +194,7 @@ impl Exports {
 
     /// Reopens an unused export that has become read-only, so that its writer locks are released: a
     /// virtual machine may then write to the file. An export whose path no longer leads to its file
-    /// stays as it is. The caller has the turn of the export.
+    /// stays as it is. The caller holds the export's turn.
     pub(super) fn give_up_writer_locks(&self, name: &str) {
         let entry = self.entry(name).filter(Entry::keeps_writer_locks);
         let Some(entry) = entry.filter(|_| self.is_open(name) == Ok(false)) else { return };
@@ -246,8 +245,8 @@ impl Exports {
         }
     }
 
-    /// Publishes an opened target in place of the old one, and waits up to `within` for the release
-    /// of the latter. Errors of the release are logged.
+    /// Publishes an opened target in place of the old one, and waits up to `within` for the old
+    /// one's release. Errors in the release are logged.
     fn reopen(
         &self,
         entry: &Entry,

@@ -2,9 +2,9 @@
 //!
 //! All targets are opened at the same time, each on its own thread: a target that does not answer,
 //! for example a file on an NFS server that is down, does not delay the others. Once an export can
-//! be served, the start waits for the others only while they make progress. An attempt that is left
+//! be served, startup waits for the others only while they make progress. An attempt that is left
 //! behind continues, and the retry thread exports its target once it is open ([`super::recovery`]).
-//! If no attempt may be left behind, the start fails instead, after a longer time.
+//! If no attempt may be left behind, startup fails instead, after a longer time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::settings::{ExportSpec, OnMissing, Settings, Target};
 const AT_ONCE: usize = 32;
 /// Time without progress after which further targets are opened, and interval between checks.
 const STALLED: Duration = Duration::from_secs(1);
-/// Time without progress after which a start serves what is open.
+/// Time without progress after which startup continues with what is open.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time without progress after which a start that may leave no attempt behind fails; added to the
+/// Time without progress after which startup fails if no attempt may be left behind; added to the
 /// longest time that the settings allow a cluster or NBD server.
 const HANG_MAX: Duration = Duration::from_secs(30);
 /// Reason for an export whose target was left behind at startup.
@@ -41,18 +41,18 @@ pub(in crate::daemon) struct Started {
     pub(in crate::daemon) failures: Vec<(ExportSpec, OpenError)>,
 }
 
-/// Treatment of targets that make no progress at a start.
+/// Treatment of targets that make no progress at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon) enum Stalled {
-    /// The start leaves them behind once it can serve any other export.
+    /// Startup leaves them behind once it can serve any other export.
     Left,
-    /// The start fails.
+    /// Startup fails.
     Refused,
 }
 
 impl Stalled {
-    /// Whether a start stops waiting after it has made no progress for `idle`. `serves` is whether
-    /// it can serve anything.
+    /// Whether startup stops waiting after making no progress for `idle`. `serves` says whether it
+    /// can serve anything.
     fn is_enough(self, specs: &[ExportSpec], serves: bool, idle: Duration) -> bool {
         match self {
             Self::Left => serves && idle >= PATIENCE,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hanging_target_is_left_behind_or_refused_after_a_time() {
+    fn a_hanging_target_is_left_behind_or_refused_after_a_timeout() {
         let specs: Vec<ExportSpec> = ["a=/hangs", "b=nbd://host/b,connect-timeout=1m"]
             .map(|text| text.parse().unwrap())
             .into();

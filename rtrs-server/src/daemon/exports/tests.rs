@@ -330,7 +330,7 @@ fn an_export_whose_file_system_does_not_answer_is_closed_only_by_force() {
     });
 }
 
-/// With a search path, a client would get the file of that name there.
+/// With a search path, a client would otherwise get the file of that name there.
 #[test]
 fn a_name_stays_reserved_while_its_export_is_changed() {
     let (_dir, path) = file("exports-reserved");
@@ -386,7 +386,7 @@ fn with_reload(in_use: bool, path: &Path, test: impl FnOnce(&Rig, &dyn Fn(&str) 
 
 /// The shard lists the exports before this one is served; the failed ones are read afterwards.
 #[test]
-fn a_list_includes_an_export_that_is_opened_meanwhile() {
+fn a_list_includes_an_export_opened_in_the_meantime() {
     let (_dir, path) = file("exports-listed");
     let table = ExportTable::new(Vec::new());
     let opens = Arc::new(OnceLock::<Arc<Exports>>::new());

@@ -1,6 +1,6 @@
-//! Turns of changes: an export is changed by one thread at a time, and by none while another thread
-//! changes all exports. Changes of different exports do not wait for each other, because each may
-//! take as long as its target does.
+//! Turns, the locks for changes: an export is changed by one thread at a time, and by none while
+//! another thread changes all exports. Changes to different exports do not wait for each other,
+//! because each may take as long as its target does.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ struct State {
     names: BTreeSet<String>,
     /// Whether all exports are being changed.
     all: bool,
-    /// Number of changes of all exports that wait for their turn. Other changes begin after them.
-    /// A preview is not a change.
+    /// Number of changes to all exports that are waiting for their turn. Other changes begin after
+    /// these. A preview is not a change.
     waiting: usize,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::daemon) struct Turns {
     ended: Condvar,
 }
 
-/// The right to change one export, or all; ends when it is dropped.
+/// The right to change one export, or all; released when dropped.
 #[derive(Debug)]
 pub(in crate::daemon) struct Turn<'a> {
     turns: &'a Turns,
@@ -125,7 +125,7 @@ impl Turns {
         Some(Turn { turns: self, name: None })
     }
 
-    /// Whether a change of an export could begin.
+    /// Whether a change to an export could begin.
     pub(super) fn are_free_for(&self, name: &str) -> bool {
         self.state.lock().is_free_for(bare(name))
     }
@@ -171,7 +171,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn changes_of_different_exports_do_not_wait_for_each_other() {
+    fn changes_to_different_exports_do_not_wait_for_each_other() {
         let turns = Turns::default();
         let of_a = turns.of("a", Duration::ZERO).unwrap();
         let of_b = turns.of("b", Duration::ZERO).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_all_exports_precedes_later_ones() {
+    fn a_change_to_all_exports_precedes_later_ones() {
         let turns = Turns::default();
         let first = turns.of("a", Duration::ZERO).unwrap();
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Tests of identities derived from an artificial /sys and udev database, and from real files.
+//! Tests of identities derived from a fake /sys and udev database, and from real files.
 
 use std::os::unix::fs::symlink;
 

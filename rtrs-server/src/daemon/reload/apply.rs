@@ -28,7 +28,7 @@ struct Difference {
 }
 
 impl Difference {
-    /// Compares the exports. To be called before any change, because changes may make exports fail.
+    /// Compares the exports. Call before any change, because changes may make exports fail.
     fn new(exports: &Exports, wanted: Vec<ExportSpec>) -> Self {
         exports.targets.examine_all();
         let unwanted = recovery::unwanted(exports, &wanted);
@@ -92,7 +92,7 @@ impl Missing {
     }
 }
 
-/// Changes the exports to the wanted ones. After an error they remain unchanged.
+/// Changes the exports to the wanted ones. After an error, they remain unchanged.
 pub(super) fn apply(exports: &Exports, wanted: Wanted, done: &mut Reloaded) -> Result<(), String> {
     let Wanted { exports: wanted, force, on_missing } = wanted;
     let Difference { added, removed, changed, same, leaving, failed, unwanted } =

@@ -58,7 +58,7 @@ fn a_dropped_port_cancels_its_operations() {
 }
 
 #[test]
-fn operations_of_a_dropped_port_do_not_complete_at_a_later_one() {
+fn operations_of_a_dropped_port_do_not_complete_on_a_later_one() {
     let ring = Ring::new(8).unwrap();
     let (a, _b) = UnixStream::pair().unwrap();
     let region = Region::new(4096).unwrap();

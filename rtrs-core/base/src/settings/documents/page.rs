@@ -33,7 +33,7 @@ struct Example {
 }
 
 impl<'a> Pages<'a> {
-    /// Creates the pages of a program that was built.
+    /// Creates the pages of a built program.
     pub(super) fn new(
         program: &'a Command,
         manual: &'a Manual,

@@ -155,7 +155,7 @@ impl StreamSocket {
         self.fin_sent
     }
 
-    /// Ends any operation on the socket, even if canceling had no effect.
+    /// Aborts all operations on the socket, even if canceling had no effect.
     pub(super) fn shut_down(&self) {
         let _ = SockRef::from(&self.fd).shutdown(Shutdown::Both);
     }

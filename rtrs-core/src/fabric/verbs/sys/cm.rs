@@ -240,12 +240,12 @@ struct DroppedId {
     _channel: Arc<EventChannel>,
 }
 
-// SAFETY: this is the only handle of its identifier, and librdmacm is thread-safe.
+// SAFETY: this is the only handle to its identifier, and librdmacm is thread-safe.
 unsafe impl Send for DroppedId {}
 
 impl DroppedId {
     fn destroy(self) {
-        // SAFETY: this is the only handle of the identifier, and no queue pair is tied to it. The
+        // SAFETY: this is the only handle to the identifier, and no queue pair is tied to it. The
         // call waits for an event that the shard has taken and not yet acknowledged; the shard
         // acknowledges it immediately. An established identifier notifies its peer.
         unsafe { rdma_destroy_id(self.raw.as_ptr()) };

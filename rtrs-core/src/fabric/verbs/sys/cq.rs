@@ -145,8 +145,8 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// Creates a queue for `entries` completions, which reports on the channel under `index`. The
-    /// device's interrupt is `vector` modulo the number of its interrupts.
+    /// Creates a queue for `entries` completions, which reports on the channel under `index`. Uses
+    /// completion vector `vector`, modulo the device's number of vectors.
     pub(crate) fn new(
         channel: &Rc<CompChannel>,
         entries: u32,

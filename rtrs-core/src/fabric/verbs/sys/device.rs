@@ -589,7 +589,7 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // SAFETY: this is the only handle of the window, and its registration still exists.
+        // SAFETY: this is the only handle to the window, and its registration still exists.
         let code = unsafe { ibv_dealloc_mw(self.raw.as_ptr()) };
         if code != 0 {
             tracing::error!(code, device = %self.mr.pd.context.name, "cannot free a window");

@@ -9,8 +9,8 @@
 //! request, and `rxe_do_local_ops` does not check whether it has run). A repeated bind finds the
 //! window's key changed, fails, and puts the queue pair into error. So on soft RoCE binds go to a
 //! second queue pair of the connection, the bind QP, which never sends a packet and so never
-//! retransmits. Work posted after a bind is held back until the bind QP has completed it. There is
-//! no order in the other direction: a bind may overtake work posted before it.
+//! retransmits. Work posted after a bind is held back until the bind QP has completed the bind.
+//! There is no ordering in the other direction: a bind may overtake work posted before it.
 
 use std::fmt;
 use std::io;
@@ -41,8 +41,8 @@ pub(crate) struct Qp {
     name: QpNum,
     sends: Sends,
     recvs: Recvs,
-    /// Maximum data of a request in bytes that is copied to the device, which then need not read it
-    /// from memory.
+    /// Maximum size of request data in bytes that is copied to the device, so that the device need
+    /// not read it from memory.
     inline_max: usize,
     reads: bool,
     bind_qp: Option<BindQp>,
@@ -62,8 +62,8 @@ struct BindQp {
     binds: Sends,
 }
 
-/// Maximum data included in a request, so that the device need not read it from memory: a read
-/// request and an answer fit, and a queue entry stays small.
+/// Maximum amount of data included in a request, so that the device need not read it from memory: a
+/// read request and an answer fit, and a queue entry stays small.
 const INLINE_MAX: u32 = 64;
 
 /// Maximum length of a message (IBA 9.7.8 and every device).
@@ -89,7 +89,7 @@ impl Qp {
         limits: QpLimits,
     ) -> io::Result<Self> {
         let (send, recv) = (limits.send_max, limits.recv_max);
-        // Some devices do not support inline data, or not with queues of this length.
+        // Some devices support no inline data, or none with queues of this length.
         let (raw, number, inline_max) =
             create(pd, cq, send, recv, INLINE_MAX).or_else(|_| create(pd, cq, send, recv, 0))?;
         let mut qp = Self {
@@ -301,7 +301,7 @@ impl Qp {
     }
 
     /// Binds a window to part of its registration, or revokes its key (None). Returns the new key,
-    /// which is in force when the request completes.
+    /// which takes effect when the request completes.
     pub(crate) fn push_bind(
         &mut self,
         window: &Arc<Mw>,
@@ -516,7 +516,7 @@ pub(crate) struct Ending {
     pd: Arc<Pd>,
 }
 
-// SAFETY: these are the only handles of their queue pairs, and libibverbs is thread-safe: a queue
+// SAFETY: these are the only handles to their queue pairs, and libibverbs is thread-safe: a queue
 // pair may be destroyed on a thread other than its creator's (ibv_destroy_qp(3), verbs(7)).
 unsafe impl Send for Ending {}
 
@@ -648,7 +648,7 @@ fn create(
     Ok((raw, number, init.cap.max_inline_data.min(inline_max) as usize))
 }
 
-/// Modifies a queue pair, which its owner has not destroyed.
+/// Modifies a queue pair that its owner has not destroyed.
 fn modify(raw: NonNull<ibv_qp>, to: &mut ibv_qp_attr, mask: libc::c_int) -> io::Result<()> {
     // SAFETY: the queue pair is alive; the attributes outlive the call.
     outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(to), mask) })
@@ -656,7 +656,7 @@ fn modify(raw: NonNull<ibv_qp>, to: &mut ibv_qp_attr, mask: libc::c_int) -> io::
 
 /// Destroys a queue pair of the domain through its only handle.
 fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
-    // SAFETY: the only handle of a queue pair that `create` returned; destroyed once.
+    // SAFETY: the only handle to a queue pair that `create` returned; destroyed once.
     outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) })?;
     pd.remove_queue_pair();
     Ok(())
@@ -665,7 +665,7 @@ fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
 impl Drop for Qp {
     fn drop(&mut self) {
         if self.detached {
-            // The shard ends before the result arrives.
+            // The shard stops before the result arrives.
             self.abandon();
         }
         // The memory of posted work is freed with the slots, after the queue pair is destroyed.

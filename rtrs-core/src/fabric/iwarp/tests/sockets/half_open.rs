@@ -14,7 +14,7 @@ use crate::time::Duration;
 
 #[test]
 fn half_open_connections_are_bounded_in_number() {
-    // No timeout ends them, however slow the test is.
+    // No timeout closes them, however slow the test is.
     let options = IwarpOptions {
         half_open_max: 8,
         startup_timeout: Duration::from_secs(600),
@@ -59,7 +59,7 @@ fn half_open_connections_are_bounded_in_time() {
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let _idle = TcpStream::connect(address).unwrap();
     let end = server.now() + BOUND;
-    // The turn that accepts the connection does not end it.
+    // The turn that accepts the connection does not close it.
     while server.fabric.half_open() == 0 {
         assert!(server.now() < end, "the connection is not accepted");
         assert!(server.turn().is_none());
