@@ -87,7 +87,7 @@ fn report_failure(error: &Error) {
 fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let settings = &plan.session.settings;
     let _log = log_to_stderr(&settings.log, settings.log_format)
-        .map_err(system("cannot start the log's thread"))?;
+        .map_err(system("cannot start the logging thread"))?;
     open_files::prepare(plan)?;
     let background = is_in_background();
     // A background process is not part of the service of the command that started it.

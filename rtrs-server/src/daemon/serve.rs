@@ -93,7 +93,7 @@ fn run_server(
     let user = RunAs::find(set)?;
     user.iter().try_for_each(|user| user.prepare(set))?;
     let _log = log_to_stderr(&set.log, set.log_format)
-        .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
+        .map_err(failed(ErrorKind::System, "cannot start the logging thread"))?;
     // Collected as root, who can read all files.
     let warnings = warnings(set);
     open_files::prepare(set, set.shards.count());

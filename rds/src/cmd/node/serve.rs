@@ -74,7 +74,7 @@ pub(super) fn serve(args: &ServeArgs, output: Output) -> Result<(), Error> {
     }
     let options = node_options(&settings)?;
     let _log = log_to_stderr(&settings.log, settings.log_format)
-        .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
+        .map_err(failed(ErrorKind::System, "cannot start the logging thread"))?;
     raise_limits(&settings, options.len() as u64);
     let dir = settings.socket_dir.clone().unwrap_or_else(node_dir);
     make_dir(&dir)?;
