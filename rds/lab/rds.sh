@@ -175,8 +175,14 @@ rds_qperf() { # test
 
 rds_qperf_client() { # server_namespace runner namespace address test
     wait_until 20 "qperf to listen" eval "rds_in $1 ss -Hltn | grep -q :19765" || return 1
-    "$2" "$3" timeout 40 qperf -t 2 "$4" "$5" >"$LAB_WORK/qperf.out" 2>&1 &&
-        grep -q ' = ' "$LAB_WORK/qperf.out" && return
+    local attempt
+    for attempt in {1..10}; do
+        "$2" "$3" timeout 40 qperf -t 2 "$4" "$5" >"$LAB_WORK/qperf.out" 2>&1 &&
+            grep -q ' = ' "$LAB_WORK/qperf.out" && return
+        # A server of qperf names its port before it listens there.
+        grep -q 'connect failed: Connection refused' "$LAB_WORK/qperf.out" || break
+        sleep 0.2
+    done
     # The test prints what failed.
     head "$LAB_WORK/qperf.out" "$LAB_WORK/qperf.server" >&2
     return 1
