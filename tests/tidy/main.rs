@@ -469,6 +469,29 @@ fn files_start_with_a_header_and_have_one_topic() {
     breaches.none("files start with a header and have one topic");
 }
 
+/// The lab takes the settings of a scenario from these lines, and defaults for those that are
+/// missing.
+#[test]
+fn scenarios_of_the_lab_have_complete_headers() {
+    const KEYS: [&str; 5] = ["lab", "topology", "paths", "limit", "groups"];
+    let mut breaches = Breaches::default();
+    let scenarios = sources().into_iter().filter(|source| source.path.contains("lab/scenarios/"));
+    for source in scenarios {
+        for key in KEYS {
+            let prefix = format!("# {key}: ");
+            if !source.text.lines().any(|line| line.starts_with(&prefix)) {
+                breaches.add(&source.path, 1, format!("has no line `{prefix}`"));
+            }
+        }
+        if let Some(at) = source.text.lines().position(|line| {
+            KEYS.iter().filter(|key| line.contains(&format!(" {key}: "))).count() > 1
+        }) {
+            breaches.add(&source.path, at + 1, "has two settings in one line");
+        }
+    }
+    breaches.none("scenarios of the lab have complete headers");
+}
+
 #[test]
 fn banned_words_are_not_used() {
     const KINDS: [&str; 5] = [".rs", ".sh", ".py", ".yaml", ".md"];
