@@ -1,5 +1,5 @@
 //! Sets the shared library's name for the dynamic linker, and keeps the library loaded after
-//! dlclose: its threads and thread-local values must not lose their code.
+//! dlclose: the code of its threads and thread-local destructors must stay mapped.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -6,9 +6,9 @@
 //! bytes and immediates, write to any client memory that it was ever given, withhold answers,
 //! repeat them, drop connections and fall silent. The client is that of the daemon, on one or two
 //! shards of the simulated fabric. The target fails on a panic, when the client does not become
-//! idle, when its tables are inconsistent, when an IO ends twice or never, and when a detached
-//! session does not end or leaves memory registered. The fuzz crate calls it with new inputs, the
-//! tests with the corpus.
+//! idle, when its tables are inconsistent, when an IO completes twice or never, and when a detached
+//! session does not end or leaves memory registered. The fuzz crate runs it on new inputs, the
+//! tests on the corpus.
 
 mod answers;
 mod input;
@@ -62,7 +62,7 @@ const RECVS: u64 = 32;
 const BUFFERS: usize = 16 * MAX_IO as usize;
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
-/// Time within which a client without a server ends all IO and, after a detach, exits.
+/// Time within which a client without a server completes all IO and, after a detach, exits.
 const END: Duration = Duration::from_secs(30);
 
 /// Messages that the server sends once in place of correct ones.
@@ -389,7 +389,7 @@ impl Rig {
         }
     }
 
-    /// Stops the server permanently. All IO must end, and after a detach everything else.
+    /// Stops the server permanently. All IO must complete, and a detach must end everything else.
     fn end(mut self) {
         let now = self.world.now();
         for conn in (0..self.server.conns.len()).rev() {
@@ -671,7 +671,7 @@ impl Server {
     }
 }
 
-/// Runs a program of a server against a client.
+/// Runs a server program against a client.
 ///
 /// # Panics
 /// Panics when the client misbehaves.

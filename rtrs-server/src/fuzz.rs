@@ -1,13 +1,13 @@
 //! Body of the fuzz target `server_paths`.
 //!
-//! The input is a small program of client actions. The clients follow no rule of the protocol, but
-//! reach the server only through a fabric that behaves like a real one. They connect with any
-//! private data, send any bytes, write any requests into chunks they were given, drop connections
-//! halfway, and fall silent; the disk stalls and resumes; the operator ends paths. The server is
-//! the daemon's engine, on one or two shards of the simulated fabric. The target fails on a panic,
-//! if the server does not become idle, if its tables disagree, if it registers more memory than its
-//! bound, or if any part of a session remains after its clients have left. The fuzz crate runs the
-//! target with new inputs, the tests with the corpus.
+//! The input is a small program of client actions. The clients follow none of the protocol's rules,
+//! but reach the server only through a fabric that behaves like a real one. They connect with
+//! arbitrary private data, send arbitrary bytes, write arbitrary requests into their chunks, drop
+//! connections halfway, and fall silent; the disk stalls and resumes; the operator disconnects
+//! paths. The server is the daemon's engine, on one or two shards of the simulated fabric. The
+//! target fails on a panic, if the server does not become idle, if its tables are inconsistent, if
+//! it registers more memory than its bound, or if any part of a session remains after its clients
+//! have left. The fuzz crate runs the target with new inputs, the tests with the corpus.
 
 mod proofs;
 #[cfg(test)]
@@ -151,7 +151,7 @@ struct Host {
     inbox: VecDeque<Message>,
 }
 
-/// A connection of the clients, and the path to which it claims to belong.
+/// A client connection, and the path to which it claims to belong.
 struct Conn {
     qp: QpNum,
     path: u8,
@@ -302,7 +302,7 @@ impl Rig {
         self.hosts[0].inbox.push_back(Message::Control(message));
     }
 
-    /// Brings a path up and opens `vol`, the state from which most programs start.
+    /// Brings a path up and opens `vol`; most programs start from that state.
     fn come_up(&mut self, path: u8, session: u8) {
         for cid in 0..3 {
             let request = con_req(cid, 3, path, session, true, 1);
@@ -396,7 +396,7 @@ impl Rig {
             }
             kind => self.request(kind, input)?,
         }
-        // Not always, because the next step may interrupt this one.
+        // Not always, so that the next step may interrupt this one.
         if input.byte()? & 3 != 0 {
             self.settle();
         }
@@ -475,7 +475,7 @@ impl Rig {
         Some(())
     }
 
-    /// Ends all clients, checks that they left nothing, and ends the server.
+    /// Disconnects all clients, checks that they left nothing behind, and shuts the server down.
     fn end(mut self) {
         self.held.store(false, Ordering::Relaxed);
         let (a, b) = (sim_ip(1), sim_ip(2));
@@ -495,7 +495,7 @@ impl Rig {
         }
         self.post(ControlMessage::Shutdown);
         self.pass(END);
-        assert!(self.hosts.iter().all(|host| host.core.is_done()), "the server does not end");
+        assert!(self.hosts.iter().all(|host| host.core.is_done()), "the server does not shut down");
         self.hosts.clear();
         let registered = self.world.registered(self.node);
         assert_eq!(registered, 0, "registered memory is left");
@@ -560,18 +560,18 @@ impl Clients {
         if wc.op == WcOp::Recv {
             let bytes = self.sge(at, (wc.byte_len as usize).min(RECV_LEN)).slice.to_vec();
             if wc.imm.is_none() && InfoRsp::refused(&bytes).is_none() {
-                let info = InfoRsp::decode(&bytes).expect("INFO_RSP of a server of ours");
+                let info = InfoRsp::decode(&bytes).expect("INFO_RSP from our own server");
                 let chunks = info.chunks(DEPTH, CHUNK).expect("a chunk for each permit");
                 self.chunks.insert(path, chunks);
             } else if wc.imm.is_some() {
-                let key = RkeyRsp::decode(&bytes).expect("RKEY_RSP of a server of ours");
+                let key = RkeyRsp::decode(&bytes).expect("RKEY_RSP from our own server");
                 let chunks = self.chunks.get_mut(&path);
                 if let Some(chunk) = chunks.and_then(|all| all.get_mut(key.permit.index())) {
                     chunk.key = key.rkey;
                 }
             }
         }
-        // The connection may have ended after the message.
+        // The connection may have closed after the message.
         let _ = self.fabric.post_recv(qp, wc.wr_id, Some(self.sge(at, RECV_LEN)));
     }
 
@@ -645,7 +645,7 @@ impl Clients {
         SgDesc { addr, key: self.memory.rkey(), len: len.min(CHUNK as usize) as u32 }
     }
 
-    /// Writes bytes into a chunk of the connection's path, with any immediate.
+    /// Writes bytes into a chunk of the connection's path, with the given immediate.
     fn write(&mut self, conn: usize, permit: u8, at: usize, bytes: &[u8], imm: u32) {
         let sges = self.bytes(bytes);
         let path = self.pick(conn).map_or(0, |(_, path)| path);

@@ -3,15 +3,15 @@
 //! Owns [`StateDir`]: one file for each writable export, with the export's epoch
 //! (`engine/epoch_file.rs`). The file is allocated when the export is opened, so that an epoch can
 //! be saved even if the disk is full. A thread saves, so that no shard waits for a disk; increments
-//! that arrive while a file is being written are part of the next save. A file that cannot be
-//! written is cleared. If both fail, the save is retried until it succeeds; until then the epoch
-//! does not count as saved.
+//! that arrive while a file is being written are included in the next save. A file that cannot be
+//! written is cleared. If that fails too, the save is retried until it succeeds; until then the
+//! epoch does not count as saved.
 //!
 //! A file is named after the export's key: the ID of the file or disk, so that its epoch is found
 //! under every name and path, or the name and target if it has no ID. Several servers may share a
 //! directory, but not a file: a server that may change the export holds a lock on `KEY.lock` next
-//! to the file as long as it serves the export. Otherwise one server could overwrite what another
-//! has saved, and a client would miss a loss.
+//! to the file for as long as it serves the export. Otherwise one server could overwrite what
+//! another has saved, and a client would miss a loss.
 //!
 //! A second file of each export lists its last writers (`writers_file.rs`), under the same lock.
 //!
@@ -58,7 +58,7 @@ const STEM_MAX: usize = 40;
 /// Maximum time that an open waits for a save of the same export.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// Time after which a save that has not ended is reported.
+/// Time after which an unfinished save is reported.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Maximum time to wait for another server that holds an export's epoch, since it may be shutting
@@ -92,7 +92,7 @@ struct Files {
     taken_max: Duration,
 }
 
-/// An export's epoch, and the right to write its files if this server has it.
+/// An export's epoch, and the right to write its files if this server holds that right.
 type Kept = (Arc<SyncEpoch>, Option<Arc<Claim>>);
 
 /// File of an export that this server may change.
@@ -158,7 +158,7 @@ impl StateDir {
         self.epoch_and_claim(key, read_only).map(|(epoch, _)| epoch)
     }
 
-    /// Returns the epoch, and the right to write the export's files if this server keeps it.
+    /// Returns the epoch, and the right to write the export's files if this server has it.
     fn epoch_and_claim(&self, key: &str, read_only: bool) -> Result<Kept, Taken> {
         let Some(files) = &self.store else { return Ok((SyncEpoch::unkept(self.salt), None)) };
         let opened = files_as(self.owner.as_ref()).and_then(|_as| match read_only {
@@ -176,7 +176,7 @@ impl StateDir {
                      start of this server as a loss of unflushed data",
                     files.path(key).display()
                 );
-                // A timeout means that another export of this server holds the epoch.
+                // On timeout, another export of this server holds the epoch, or a save is running.
                 if !read_only && error.kind() != io::ErrorKind::TimedOut {
                     self.distrust(key);
                 }
@@ -203,7 +203,7 @@ impl StateDir {
         Ok((epoch, writers))
     }
 
-    /// Warns if a save of last writers takes long, once for each such save.
+    /// Warns if a save of last writers is slow, once for each such save.
     pub(crate) fn warn_of_slow_save(&self) {
         if let Some(files) = self.store.as_ref().filter(|files| files.writers.take_slow(SLOW)) {
             tracing::warn!(
@@ -325,7 +325,7 @@ impl Files {
         let end = Instant::now() + self.taken_max;
         loop {
             let file = File::options().write(true).create(true).truncate(false).open(&lock)?;
-            // Not held during waits, so that other exports can be claimed meanwhile.
+            // Not held during waits, so that other exports can be claimed in the meantime.
             let mut claims = self.claims.lock();
             claims.retain(|_, claim| claim.strong_count() > 0);
             if let Some(claim) = claims.get(&path).and_then(Weak::upgrade) {
@@ -364,7 +364,7 @@ impl Files {
     }
 }
 
-/// Waits until neither an export nor a save uses a claim.
+/// Waits until neither an export nor a save uses a claim. Returns false on timeout.
 fn is_free_within(claim: &Arc<Claim>, within: Duration) -> bool {
     let end = Instant::now() + within;
     while Arc::strong_count(claim) > 1 {
@@ -479,7 +479,7 @@ mod tests {
         assert_ne!(other.number(), base, "a fresh epoch");
         drop(other);
         let files = fs::read_dir(scratch.0.join("epochs")).unwrap().count();
-        assert_eq!(files, 2, "nothing is left of a write");
+        assert_eq!(files, 2, "no temporary file is left");
     }
 
     #[test]
@@ -581,7 +581,7 @@ mod tests {
         let reader = states[1].epoch("vol=/a/b", true).unwrap();
         reader.raise();
         states[1].epoch("other=/a/c", false).unwrap();
-        // The second server waits for a save that is in progress when the first server ends.
+        // The second server waits for a save that is in progress when the first server stops.
         let second = states[1].store.as_mut().and_then(Arc::get_mut).unwrap();
         second.taken_max = Duration::from_secs(60);
         first.raise();

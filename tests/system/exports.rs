@@ -47,7 +47,7 @@ fn exports_are_added_and_removed_alongside_others() {
     let again = server.command(&["export", "add", "vol1=mem:1M"]).code(1);
     let _ = again.says("there is already an export with this name");
     let locked = server.command(&["export", "add", &format!("vol2={target}")]).code(1);
-    let _ = locked.says("is locked: it is exported already").says("\"vol1\" has it open");
+    let _ = locked.says("is locked: it is already exported").says("\"vol1\" has it open");
     let missing = format!("vol2={}", scratch.text("none.img"));
     let _ = server.command(&["export", "add", &missing]).code(1).says("does not exist");
     let vol1 = export(&server, "vol1");

@@ -30,7 +30,7 @@ struct end {
     struct rtrs_geometry geometry;
 };
 
-/* Ends the program unless the result is 0 or a count. */
+/* Exits unless the result is 0 or a count. */
 static int check(const char *what, int result)
 {
     if (result >= 0)

@@ -287,7 +287,7 @@ static void child(const char *uri)
     CHECK(rtrs_free(volume) == 0);
 }
 
-/* Ends the program with a request in flight and the volume open. */
+/* Exits with a request in flight and the volume open. */
 static void leaves(const char *uri)
 {
     static unsigned char bytes[4096];
@@ -391,7 +391,7 @@ static void receive_log(void *user_data, int level, const char *message)
     __atomic_add_fetch(&messages, message[0] != 0, __ATOMIC_SEQ_CST);
 }
 
-/* Reports the number of paths, after a line that lets the test end the server. */
+/* Reports the number of paths, after a line that lets the test stop the server. */
 static void events(const char *uri)
 {
     rtrs_queue *queue;

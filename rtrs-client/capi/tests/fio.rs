@@ -86,7 +86,7 @@ fn verifies(engine: &Engine, uri: &str) {
     engine.fails(uri, reads, "verify");
 }
 
-/// Sections of a file run one after another or together, in one session.
+/// Sections of a job file run sequentially or concurrently, in one session.
 fn runs_sections(engine: &Engine, uri: &str) {
     let file = engine.installed.0.path("jobs.fio");
     let text = format!(
@@ -119,7 +119,7 @@ fn wait_for_the_end_of_sessions(server: &Server) {
     wait_for("the sessions to end", COMMAND_TIME_MAX, ended);
 }
 
-/// Writers of two processes exclude each other; readers do not.
+/// Writers in two processes exclude each other; readers do not.
 fn refuses_a_second_writer(engine: &Engine, server: &Server, uri: &str) {
     wait_for_the_end_of_sessions(server);
     let holds = "rw=randwrite numjobs=2 size=1M time_based runtime=600";
@@ -135,7 +135,7 @@ fn refuses_a_second_writer(engine: &Engine, server: &Server, uri: &str) {
     let _ = holder.terminate(COMMAND_TIME_MAX).code(128);
 }
 
-/// Impossible options cause errors that name the reason.
+/// Invalid options cause errors that state the reason.
 fn names_what_is_wrong(engine: &Engine, uri: &str) {
     for (options, message) in [
         ("rw=read bs=1000", "bs=1000 is not a multiple of the logical block size, 512 bytes"),

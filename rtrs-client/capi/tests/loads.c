@@ -41,7 +41,7 @@ static struct library load(const char *path)
     return all;
 }
 
-/* Uses the library in a thread that then ends, which destroys its thread-local values. */
+/* Uses the library in a thread that then exits, which destroys its thread-local values. */
 static void *use_once(void *argument)
 {
     char **words = argument;
@@ -64,7 +64,7 @@ int main(int count, char **words)
     CHECK(!dlopen(path, RTLD_NOW | RTLD_NOLOAD));
     CHECK(pthread_create(&thread, NULL, use_once, words) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
-    /* Otherwise the threads of the next volume would lose their code. */
+    /* The library stays mapped; otherwise the next volume's threads would lose their code. */
     CHECK(dlopen(path, RTLD_NOW | RTLD_NOLOAD));
 
     struct library all = load(path);

@@ -1,4 +1,4 @@
-//! `librtrs.so.0` with C programs that the test compiles, and servers as real processes.
+//! Tests of `librtrs.so.0` with C programs that the tests compile and real server processes.
 #![forbid(unsafe_code)]
 
 mod fio;

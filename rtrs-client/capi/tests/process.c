@@ -1,4 +1,4 @@
-/* Life of a process with librtrs: process MODE URI [ROUNDS]. Prints `passed`. */
+/* Lifetimes of processes with librtrs: process MODE URI [ROUNDS]. Prints `passed`. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -60,8 +60,8 @@ static struct use in_use(void)
                         count_entries("/proc/self/task")};
 }
 
-/* Waits until the process uses no more than `most`: threads of a closed volume that were detached
- * end on their own. */
+/* Waits until the process uses no more than `most`: detached threads of a closed volume
+ * exit on their own. */
 static void await_use(struct use most)
 {
     struct use now = in_use();
@@ -86,14 +86,14 @@ static void open_and_close(const char *uri, int closes)
     CHECK(rtrs_pwrite(queue, block, sizeof block, 0) == 0);
     if (closes)
         CHECK(rtrs_close(volume, LONG) == 0);
-    /* The kernel may take a while to end the last receives. */
+    /* The kernel may take a while to finish the last receives. */
     int freed = -EBUSY;
     for (int round = 0; round < 20 && freed == -EBUSY; round++)
         freed = rtrs_free(volume);
     CHECK(freed == 0);
 }
 
-/* Opens and closes a volume many times. Nothing is left of those after the first ten. */
+/* Opens and closes a volume many times. Those after the first ten leave nothing behind. */
 static void opens(const char *uri, int rounds)
 {
     struct use before = in_use(), early = before;

@@ -18,14 +18,14 @@ fn many_opens_leave_nothing() {
     let mut command = Command::new(installed.compile("tests/process.c"));
     let rounds = if quick() { "100" } else { "1000" };
     command.args(["opens", &format!("{}?retry-for=60s", uri(&server)), rounds]);
-    // Neither arenas nor stacks of ended threads, whose number depends on the order of threads.
+    // One arena and no cached thread stacks: their number would depend on thread timing.
     command.env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0");
     passed(Proc::start(command).wait(3 * COPY_TIME_MAX));
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// The child keeps the sockets of the killed process open, so only heartbeats reveal the end of
-/// that process.
+/// The child keeps the sockets of the killed process open, so only heartbeats reveal that the
+/// process is gone.
 #[test]
 fn a_child_does_not_keep_the_volume_of_its_killed_parent() {
     let Some(installed) = Installed::new(HEADER) else { return };
@@ -44,7 +44,7 @@ fn a_child_does_not_keep_the_volume_of_its_killed_parent() {
     let lives = Path::new("/proc").join(&child).join("fd").exists();
     let killed = send_signal("KILL", &child);
     passed(next);
-    assert!(lives && killed, "the child has ended before");
+    assert!(lives && killed, "the child has already exited");
     let _ = server.stop(STOP_TIME_MAX);
 }
 

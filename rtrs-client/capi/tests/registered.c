@@ -21,7 +21,7 @@
         }                                                                                      \
     } while (0)
 
-/* The call fails with this errno, and its message contains the word. */
+/* Checks that the call fails with this errno and a message that contains the word. */
 #define FAILS(call, errno_value, word)                                                         \
     CHECK((call) == -(errno_value) && strstr(rtrs_error_message(), word))
 

@@ -9,11 +9,11 @@ use rtrs_core::mem::{MemSlice, Region};
 
 use crate::error::{Error, ErrorKind};
 
-/// Memory of a program that requests use in place, also over RDMA, once it is registered with
+/// Program memory that requests use in place, over RDMA too, once it is registered with
 /// [`Volume::register`](crate::Volume::register).
 ///
 /// Requests name [`Part`]s. As with a file that several threads write, bytes are copied in and out,
-/// and may change at any time: no references to them exist. A clone is another handle of the same
+/// and may change at any time: no references to them exist. A clone is another handle to the same
 /// memory.
 ///
 /// ```no_run
@@ -34,10 +34,10 @@ use crate::error::{Error, ErrorKind};
 pub struct Memory(Arc<Region>);
 
 impl Memory {
-    /// Allocates zeroed memory of whole pages.
+    /// Allocates whole pages of zeroed memory.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the system refuses, or the length is 0.
+    /// [`ErrorKind::System`] if the system refuses the mapping, or the length is 0.
     pub fn new(len: usize) -> Result<Self, Error> {
         let failed = |error| Error::new(ErrorKind::System, format!("cannot map memory: {error}"));
         Region::new(len).map(Self).map_err(failed)
@@ -89,7 +89,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Part of a [`Memory`], for requests. A clone names the same bytes.
+/// Part of a [`Memory`], for requests. A clone refers to the same bytes.
 #[derive(Clone)]
 pub struct Part(MemSlice);
 
@@ -148,7 +148,7 @@ mod tests {
         let mut bytes = [0; 2];
         memory.clone().part(101..103).unwrap().copy_to(&mut bytes);
         assert_eq!(&bytes, b"bc");
-        #[allow(clippy::reversed_empty_ranges, reason = "a wrong range")]
+        #[allow(clippy::reversed_empty_ranges, reason = "an invalid range")]
         for wrong in [8192..8193, 5..4, usize::MAX..usize::MAX] {
             assert!(memory.part(wrong.clone()).is_none(), "{wrong:?}");
         }

@@ -1,4 +1,4 @@
-//! Answers of the target's server: OPEN_RSP, and its proofs to a client that requires them.
+//! Answers of the fuzz target's server: OPEN_RSP, and its proofs to a client that requires them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -50,7 +50,7 @@ impl Nonces for Sevens {
     }
 }
 
-/// Keys of the client.
+/// Returns the client's keys.
 pub(super) fn prover() -> Prover {
     static CONFIG: OnceLock<TlsClientConfig> = OnceLock::new();
     let config = CONFIG

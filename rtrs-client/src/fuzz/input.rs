@@ -1,6 +1,6 @@
 //! Piecewise reader of the input of `client_paths`.
 
-/// Rest of the input.
+/// Remaining input.
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl Input<'_> {

@@ -67,7 +67,7 @@ pub(super) fn config(setup: u8) -> SessionConfig {
 /// Other settings for a running session.
 pub(super) fn tuning(setup: u8, fields: u8) -> Tuning {
     let some = Duration::from_millis(20 << (fields & 7));
-    // All IO has to end at the end of the program, so it never waits without a limit.
+    // All IO has to complete by the end of the program, so it never waits without a limit.
     let no_path = if fields & 8 == 0 { NoPath::Fail } else { NoPath::QueueFor(some) };
     let policy = if fields & 32 == 0 { Policy::MinLatency } else { Policy::RoundRobin };
     let heartbeat = HeartbeatSettings {

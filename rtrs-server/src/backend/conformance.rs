@@ -18,7 +18,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Number of bytes at either end of the device that the suite uses.
+/// Number of bytes at each end of the device that the suite uses.
 const WINDOW: u64 = 1 << 20;
 
 /// Whether a backend keeps written data.
@@ -37,7 +37,7 @@ pub struct Rig {
     pub device: Box<dyn BlockDevice>,
     /// Ring of the shard.
     pub ring: Rc<Ring>,
-    /// Wake-ups by the device.
+    /// Wake-ups from the device.
     woken: Inbox<()>,
     /// Memory attached to the device, 4 MiB.
     pub region: Arc<Region>,
@@ -88,8 +88,8 @@ impl Rig {
         }
     }
 
-    /// Sleeps until the device wakes the shard, for at most this time. Returns false if the time
-    /// elapsed.
+    /// Sleeps until the device wakes the shard, for at most `most`. Returns false if that time
+    /// elapses first.
     pub fn sleep(&mut self, most: Duration) -> bool {
         if self.woken.prepare_sleep() {
             self.ring.turn_or_sleep(Some(most)).expect("the ring sleeps");
@@ -98,7 +98,7 @@ impl Rig {
         self.woken.take().is_some()
     }
 
-    /// Submits an IO and waits for its end.
+    /// Submits an IO and waits for its completion.
     pub fn run(&mut self, io: Io) -> IoStatus {
         let tag = io.tag;
         self.device.submit(io).expect("an idle device takes an IO");
@@ -109,12 +109,12 @@ impl Rig {
                 assert_eq!(self.device.inflight(), 0, "one IO, one completion");
                 return done.status;
             }
-            assert!(Clock.now() < end, "IO {tag} did not end");
+            assert!(Clock.now() < end, "IO {tag} did not complete");
             self.turn();
         }
     }
 
-    /// Waits until all IOs have ended. Returns their tags and statuses in order.
+    /// Waits until all IOs have completed. Returns their tags and statuses in order of completion.
     pub fn drain(&mut self) -> Vec<(u64, IoStatus)> {
         let end = Clock.now() + WAIT_MAX;
         let mut all = Vec::new();
@@ -125,7 +125,7 @@ impl Rig {
             if self.device.inflight() == 0 {
                 return all;
             }
-            assert!(Clock.now() < end, "{} IOs did not end", self.device.inflight());
+            assert!(Clock.now() < end, "{} IOs did not complete", self.device.inflight());
             self.turn();
         }
     }
@@ -143,7 +143,7 @@ impl Rig {
         self.write_at(offset, bytes, 0, false)
     }
 
-    /// Reads bytes, to memory at `at` in the region.
+    /// Reads bytes, into memory at `at` in the region.
     pub fn read_at(&mut self, offset: u64, len: usize, at: usize) -> Vec<u8> {
         let buf: MemSlice = self.region.slice(at, len).expect("within the region");
         buf.fill(0xa5);
@@ -462,7 +462,7 @@ fn every_io_ends_once_and_a_full_device_returns_it(source: &dyn BlockSource) {
     assert_eq!(rig.run(refused), IoStatus::Ok, "there is room again");
 }
 
-/// Two shards write interleaved blocks concurrently, then each reads all.
+/// Two shards write interleaved blocks concurrently, then each reads all of them.
 fn cores_see_each_others_writes(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     let g = source.geometry();
     let block = g.logical_block as usize;

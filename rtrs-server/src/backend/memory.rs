@@ -1,9 +1,9 @@
 //! A sparse memory device.
 //!
-//! The content is stored in chunks of 64 KiB that are allocated when first written; unwritten
-//! ranges read as zeroes and use no memory. Discard and write zeroes free every chunk that they
-//! cover completely. The memory in use therefore never exceeds the device's size, and a large
-//! device with little content is small. All shards share the chunks; a lock guards each of 256
+//! The content is stored in 64 KiB chunks that are allocated when first written; unwritten ranges
+//! read as zeroes and use no memory. Discard and write zeroes free every chunk that they cover
+//! completely. The memory in use therefore never exceeds the device's size, and a large device with
+//! little content uses little memory. All shards share the chunks; a lock guards each of 256
 //! stripes, with neighboring chunks in different stripes, and is held only for one copy within one
 //! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic with respect to
 //! others, as on a disk.
@@ -26,8 +26,7 @@ use super::immediate::{Content, Immediate};
 /// Size of a chunk in bytes.
 pub const CHUNK: usize = 64 << 10;
 const STRIPES: usize = 256;
-/// Maximum number of chunks examined for the extents of a range: 512 MiB, in about half a
-/// millisecond.
+/// Maximum number of chunks examined for one extent request: 512 MiB, in about half a millisecond.
 const CHUNKS_SOUGHT: usize = 8192;
 
 /// Common geometry of memory and null devices.
@@ -60,7 +59,7 @@ pub struct MemorySource {
 
 impl MemorySource {
     /// Creates a device with `size` bytes of zeroes in blocks of `block` bytes. The size must be a
-    /// multiple of the block.
+    /// multiple of the block size.
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "the size must be in whole blocks");
         let stripes = (0..STRIPES).map(|_| RwLock::new(Chunks::new())).collect();
@@ -221,7 +220,7 @@ impl Store {
         }
     }
 
-    /// Makes a range read as zeroes. With `keep`, its chunks are allocated afterwards.
+    /// Makes a range read as zeroes. With `keep`, its chunks stay or become allocated.
     fn zero(&self, offset: u64, len: usize, keep: bool) -> IoStatus {
         for p in pieces(offset, len) {
             if keep {

@@ -1,12 +1,12 @@
-//! Backends of exports: files and disks, images of a cluster, exports of NBD servers, memory, null
-//! devices, and layers over any backend.
+//! Backends of exports: files and disks, RBD images, exports of NBD servers, memory, null devices,
+//! and layers over any backend.
 //!
 //! A backend is a [`BlockSource`] that every shard opens for itself. The contract: every IO is
 //! checked against the geometry before anything is changed; an accepted IO completes once; reads on
 //! every shard see completed changes; a flush, and an IO with FUA, completes when the data is as
-//! durable as the backend can make it; capabilities in the geometry are real. A full device gives
-//! the IO back; no IO allocates (except memory's first write of a chunk, where the chunk is the
-//! storage). `conformance.rs` checks this for all backends.
+//! durable as the backend can make it; capabilities in the geometry are real. A full device hands
+//! the IO back; no IO allocates (except the first write to a chunk of memory, which allocates the
+//! chunk). `conformance.rs` checks this for all backends.
 //!
 //! [`open_target`] turns a user's specification into a source. It is called once per export.
 
@@ -125,7 +125,7 @@ pub(crate) fn open_target_at(
     Ok(OpenedTarget { source, file })
 }
 
-/// Size of a target that is not a path, in whole blocks.
+/// Returns the size of a target that is not a path, rounded down to whole blocks.
 fn plain_size(spec: &ExportSpec, size: u64) -> Result<u64, BackendError> {
     let block = u64::from(spec.block_size.bytes().unwrap_or(512));
     let target = spec.target.to_string();

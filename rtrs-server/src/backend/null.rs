@@ -22,7 +22,7 @@ pub struct NullSource {
 
 impl NullSource {
     /// Creates a null device of `size` bytes in blocks of `block` bytes. The size must be a
-    /// multiple of the block.
+    /// multiple of the block size.
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "the size must be in whole blocks");
         Self {

@@ -1,5 +1,5 @@
-//! A device that can be opened only once, for all shards: it runs on a thread with its own ring, to
-//! which the shards send their IOs.
+//! A device that can be opened only once, for all shards. It runs on its own thread, with its own
+//! ring; the shards send their IOs to that thread.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,7 +27,7 @@ const RING_ENTRIES: u32 = 256;
 #[derive(Debug)]
 enum Job {
     Run(Io, Arc<Ended>),
-    /// Poll the device, which has completed something or has something to do.
+    /// Poll the device, which has completed an IO or has work to do.
     Look,
     Stop,
 }
@@ -53,7 +53,7 @@ impl Single {
     /// Opens the device on a thread.
     ///
     /// # Errors
-    /// Those of the device, or of the system.
+    /// Errors from the device or the system.
     pub(super) fn start(
         geometry: Geometry,
         size: Arc<SharedSize>,
@@ -67,13 +67,13 @@ impl Single {
                 Ok((ring, mut runner)) => {
                     let _ = opened.send(Ok(()));
                     if let Err(error) = run(&ring, POLL, &mut runner) {
-                        tracing::error!("a backend has ended: {error}");
+                        tracing::error!("a backend has stopped: {error}");
                     }
                 }
                 Err(error) => drop(opened.send(Err(error))),
             }
         })?;
-        let ended = || Err(io::Error::other("its thread has ended"));
+        let ended = || Err(io::Error::other("its thread has stopped"));
         wait.recv().unwrap_or_else(|_| ended())?;
         Ok(Self { geometry, size, jobs })
     }
@@ -203,7 +203,7 @@ impl Ended {
     }
 }
 
-/// Queue of a shard.
+/// A shard's queue.
 struct SingleQueue {
     geometry: Geometry,
     size: Arc<SharedSize>,

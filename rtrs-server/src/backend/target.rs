@@ -1,11 +1,11 @@
-//! Errors of targets that cannot be exported, and common limits.
+//! Errors for targets that cannot be exported, and common limits.
 
 use std::io;
 use std::path::Path;
 
-/// Maximum number of IOs that a backend accepts per shard before it gives them back.
+/// Maximum number of IOs that a backend accepts per shard before it hands them back.
 pub const INFLIGHT_MAX: usize = 1024;
-/// Maximum size of a memory or null export in bytes: the kernel counts bytes in a signed word.
+/// Maximum size of a memory or null export in bytes: the kernel counts bytes in an i64.
 pub const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
 /// Whether a path bypasses the page cache (O_DIRECT). The default is yes for block devices that

@@ -1,5 +1,4 @@
-//! Tests of the memory and null backends and of the layers, and runs of the conformance suite on
-//! each.
+//! Tests of the memory and null backends and of the layers, including the conformance suite.
 
 use std::collections::VecDeque;
 use std::io;
@@ -145,7 +144,7 @@ fn memory_never_exceeds_its_size_and_is_freed() {
     assert_eq!(source.allocated(), 2 * chunk, "the short last chunk is whole too");
     let keep = IoFlags { no_unmap: true, ..plain };
     assert_eq!(rig.clear(IoOp::WriteZeroes, 0, 3 * chunk, keep), IoStatus::Ok);
-    assert_eq!(source.allocated(), 3 * chunk, "asked to stay allocated");
+    assert_eq!(source.allocated(), 3 * chunk, "requested to stay allocated");
     assert!(rig.read(0, 3 * CHUNK).iter().all(|b| *b == 0));
 }
 

@@ -1,5 +1,5 @@
 //! Work for client authentication outside the control shard: signatures take too long for a shard,
-//! and an engine has no random numbers.
+//! and the engine has no source of random numbers.
 //!
 //! The daemon, or a test, implements [`Authenticator`]. It receives a [`ProofTask`] and later sends
 //! the result of [`ProofTask::run`] to the control shard.
@@ -71,7 +71,7 @@ pub enum ProofResult {
 }
 
 impl ProofTask {
-    /// Whether the path of the task still exists.
+    /// Whether the task's path still exists.
     pub fn is_wanted(&self) -> bool {
         self.wanted.strong_count() > 0
     }

@@ -1,7 +1,7 @@
 //! The epoch of an export: the number of its failed syncs.
 //!
 //! Linux reports a write-back error once per open file description, and an export has only one,
-//! shared by all shards and sessions. The request that gets the error therefore reports it on
+//! shared by all shards and sessions. The request that receives the error therefore reports it on
 //! behalf of all: the shard raises the epoch, and the next flush of every session fails if the
 //! session has acknowledged writes that no successful flush has covered since (`engine/ledger.rs`).
 //!

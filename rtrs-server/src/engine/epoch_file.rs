@@ -1,4 +1,4 @@
-//! The file in which the epoch of an export outlives its server.
+//! File that preserves an export's epoch across restarts of the server.
 //!
 //! Owns [`EpochFile`], which works on a [`Medium`]: a file of the state directory in the daemon, a
 //! medium that fails and tears writes in tests and in the simulator. The file holds two slots in
@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// A file in memory whose operations fail, and tear what they write.
+    /// An in-memory file whose operations fail and tear what they write.
     #[derive(Debug)]
     struct Torn {
         content: Option<Vec<u8>>,

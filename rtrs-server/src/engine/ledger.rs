@@ -2,8 +2,8 @@
 //!
 //! A flush of the session fails if it covers writes that were acknowledged before the export's
 //! epoch rose, even if the sync itself succeeds, because a different sync has consumed the error
-//! (`epoch.rs`). Each session has one such failure, regardless of which session got the error, and
-//! a successful flush by a different session changes nothing.
+//! (`epoch.rs`). Each session sees one such failure, regardless of which session received the
+//! error, and a successful flush by a different session changes nothing.
 //!
 //! In the steady state shards only read these words: a write stores a value only if it is the first
 //! since a flush was submitted.

@@ -181,7 +181,7 @@ pub enum ShardMessage {
         /// Number of the path.
         path: PathKey,
     },
-    /// End all connections, at once if `abrupt`. Running requests are not answered.
+    /// Close all connections, at once if `abrupt`. Running requests are not answered.
     Close {
         /// Number of the path.
         path: PathKey,
@@ -216,7 +216,7 @@ pub enum ShardMessage {
     Exit,
 }
 
-/// Progress of the end of a path on a shard, in this order.
+/// Progress of a path's shutdown on a shard, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReport {
     /// A finishing path has nothing in flight on this shard anymore.
@@ -246,7 +246,7 @@ pub enum ControlMessage {
     Request {
         /// Destination of the answer.
         reply_to: ReplyTo,
-        /// Request of the client.
+        /// The client's request.
         request: ControlRequest,
     },
     /// Result of a finder: the export, or the errno of the open.
@@ -281,7 +281,7 @@ pub enum ControlMessage {
         /// Reason for the failure.
         end: PathEnd,
     },
-    /// Progress of the end of a path on a shard.
+    /// Progress of a path's shutdown on a shard.
     Ending {
         /// Number of the path.
         path: PathKey,
@@ -296,7 +296,7 @@ pub enum ControlMessage {
     Gateway(ExportIndex, GatewayEvent),
     /// A signal asks the server to stop.
     Shutdown,
-    /// A request of the operator.
+    /// A request from the operator.
     Admin {
         /// Request of the operator.
         request: AdminRequest,
@@ -348,7 +348,7 @@ pub enum AdminRequest {
     ExportRemove {
         /// Name of the export.
         name: String,
-        /// Whether to end it for the sessions that have it open.
+        /// Whether to close it for the sessions that have it open.
         force: bool,
     },
     /// Forbid opens of an export for writing, or permit them again.
@@ -378,7 +378,7 @@ pub enum AdminReply {
         memory: MemorySnapshot,
         /// Portals that are not served because their device was removed.
         lost_portals: Vec<String>,
-        /// Number of connections refused, and of sessions evicted to admit others, by reason.
+        /// Numbers of connections refused and of sessions evicted to admit others, by reason.
         refused: BTreeMap<String, u64>,
     },
     /// Paths of a session are ending.
@@ -390,12 +390,12 @@ pub enum AdminReply {
     },
     /// The paths of the server have ended, and its shards are about to.
     Drained {
-        /// Number of requests that did not end in time.
+        /// Number of requests that did not complete in time.
         unfinished: u64,
     },
     /// List of exports.
     Exports(Vec<ExportSnapshot>),
-    /// Sessions that have exports open, by export name; true for writing.
+    /// Sessions that have exports open, by export name; true if for writing.
     Holders(BTreeMap<String, BTreeMap<SessionId, bool>>),
     /// Sessions that lose paths.
     Revoked(Vec<Revoked>),

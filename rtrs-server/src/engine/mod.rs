@@ -62,7 +62,7 @@ pub struct ServerEngine {
 }
 
 impl ServerEngine {
-    /// Creates a shard without sessions. All shards of a server must get equal parameters and
+    /// Creates a shard without sessions. All shards of a server must be given equal parameters and
     /// the same table.
     pub fn new(params: SessionParams, core: Core, exports: &Arc<ExportTable>) -> Self {
         let index = core.index;
@@ -137,7 +137,7 @@ impl ServerEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Processes the event of a ping connection. Returns false for events of other connections.
+    /// Processes an event of a ping connection. Returns false for events of other connections.
     fn give_to_pings(
         &mut self,
         now: Instant,
@@ -203,7 +203,7 @@ impl ServerEngine {
     }
 
     /// Whether this shard has begun as much IO as it should before answering (256 KiB, or 16 IOs of
-    /// 4 KiB), or clients have requested as much from the control shard. The next call must then be
+    /// 4 KiB), or the control shard has served a full turn of requests. The next call must then be
     /// [`poll`](Self::poll), and further events wait for the next turn.
     pub fn is_turn_full(&self) -> bool {
         self.shard.is_turn_full()
@@ -235,7 +235,7 @@ impl ServerEngine {
         self.control.as_ref().is_some_and(Control::is_stopping)
     }
 
-    /// Whether this shard has nothing left to do and may end.
+    /// Whether this shard has nothing left to do and may exit.
     pub fn is_done(&self) -> bool {
         self.shard.is_done()
     }

@@ -3,7 +3,7 @@
 //! A client that returns after a different client has written must not continue. Within a process,
 //! `control/writers.rs` detects that. The next process can detect it only from the list of
 //! displaced sessions that this process has saved. Sessions in neither list may open the export,
-//! because a save can fail and an incorrect refusal would fail all IO of a client.
+//! because a save can fail and an incorrect refusal would fail all of a client's IO.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ pub struct WriterLists {
     /// The last session that opened the export for exclusive writing, and sessions that have
     /// migrated from it since then.
     pub writers: Vec<SessionHash>,
-    /// Sessions that were followed by a different session opening the export for exclusive writing.
+    /// Sessions after which a different session opened the export for exclusive writing.
     pub displaced: Vec<SessionHash>,
 }
 

@@ -110,7 +110,7 @@ impl SessionParams {
             .then(|| u32::try_from(idle.as_millis()).unwrap_or(u32::MAX))
     }
 
-    /// Whether a path in this domain gets fresh keys. If they are required and the device has no
+    /// Whether a path in this domain uses fresh keys. If they are required and the device has no
     /// windows, the path is refused when its windows are created.
     pub fn fresh_keys(&self, pd: &dyn ProtectionDomain) -> bool {
         match self.always_invalidate {

@@ -1,5 +1,4 @@
-//! Proofs in the programs of `server_paths`: the server's computations, and the messages of its
-//! clients.
+//! Proofs in the programs of `server_paths`: the server's computations and its clients' messages.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -48,7 +47,7 @@ impl Tasks {
     }
 }
 
-/// A CHALLENGE of the client that the server knows, or an invalid one.
+/// A CHALLENGE from the client that the server knows, or an invalid one.
 pub(super) fn challenge(fields: u8) -> Vec<u8> {
     let good = configs().0.challenge([7; 32]);
     let asked = match fields & 6 {

@@ -1,4 +1,4 @@
-//! Tests of `server_paths`: its corpus replays, random programs hold the invariants, and clients
+//! Tests of `server_paths`: its corpus replays, random programs uphold the invariants, and clients
 //! that follow the rules are served.
 
 use proptest::prelude::*;

@@ -1,8 +1,8 @@
 //! Body of the fuzz target `server_text`: text from users, operators and files.
 //!
-//! The first byte selects the kind of the rest: a configuration file, a file of exports, an export
-//! or an access rule as text, or a request to the control socket. The target fails on a panic, and
-//! when parsed input does not parse to the same value after it is printed.
+//! The first byte selects what the rest is: a configuration file, an export or an access rule as
+//! text, or a request to the control socket. The target fails on a panic, or if parsed input does
+//! not parse to the same value after it is printed.
 
 use std::fmt::Debug;
 
@@ -32,7 +32,7 @@ pub fn fuzz_text(data: &[u8]) {
 fn settings(text: &str) {
     let Ok(set) = Settings::from_yaml(text, "fuzz") else { return };
     let printed = serde_json::to_string(&print(&set)).expect("settings are JSON");
-    // JSON is YAML.
+    // JSON is valid YAML.
     let again = Settings::from_yaml(&printed, "again").expect("what was printed is read");
     assert_eq!(set, again);
     // Accesses no file and opens nothing.

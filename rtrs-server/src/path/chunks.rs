@@ -2,12 +2,12 @@
 //!
 //! Chunks belong to a path, not to a session, so that a late arrival on a dead path cannot touch
 //! memory that has been reused. One region holds all chunks and is registered once. With fresh
-//! keys, every chunk has its own window, whose key the peer gets and loses with each request;
+//! keys, every chunk has its own window, whose key the peer is given and loses with each request;
 //! otherwise the registration's key covers all chunks. The pool is created for the control shard
-//! when INFO_REQ is accepted, or before the path's first connection if the device pins it, or from
-//! the memory of a former path of the session (`engine/control/chunk_pool.rs`). Every shard reads
-//! it, and its last holder frees it: block IO in flight keeps the memory itself alive, never the
-//! peer's right to it.
+//! when INFO_REQ is accepted, or before the path's first connection if the device pins memory, or
+//! from the memory of a former path of the session (`engine/control/chunk_pool.rs`). Every shard
+//! reads it, and its last holder frees it: block IO in flight keeps the memory itself alive, never
+//! the peer's right to it.
 
 use std::any::Any;
 use std::sync::Arc;

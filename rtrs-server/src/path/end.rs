@@ -54,12 +54,12 @@ pub enum PathEnd {
     /// Another session has the name.
     #[error("another session has the name {0:?} (session-name)")]
     NameTaken(String),
-    /// A connection ended.
+    /// A connection was closed.
     #[error("connection {cid} ended: {reason}")]
     Connection {
         /// Index of the connection.
         cid: ConnIndex,
-        /// Reason for its end.
+        /// Reason why it was closed.
         reason: CloseReason,
     },
     /// The local transport refused an operation.
@@ -74,7 +74,7 @@ pub enum PathEnd {
     /// The handshake took too long.
     #[error("the handshake timed out")]
     HandshakeTimeout,
-    /// The client has not authenticated in time.
+    /// The client did not authenticate in time.
     #[error("the client did not authenticate in time")]
     Unproved,
     /// The client has not authenticated, and others need its place.
@@ -83,7 +83,7 @@ pub enum PathEnd {
     /// Another path has determined the session's client, with other limits.
     #[error("another path authenticated the session's client, with another queue depth")]
     OtherClient,
-    /// No client of the session has authenticated in time.
+    /// No client of the session authenticated in time.
     #[error("the session has no authenticated path left")]
     Orphaned,
     /// The session has opened no export, and others need its place.
@@ -92,7 +92,7 @@ pub enum PathEnd {
          sessions-max)"
     )]
     Crowded,
-    /// The session has opened no export in time.
+    /// The session did not open an export in time.
     #[error("the session opened no export in time (open-timeout)")]
     Unopened,
     /// The peer is silent.

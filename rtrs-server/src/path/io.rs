@@ -37,7 +37,7 @@ impl Answer {
         1 + self.data.is_some() as u32 + self.invalidate.is_some() as u32
     }
 
-    /// Posts the chain. `signaled` tells whether its last work request is signaled.
+    /// Posts the chain. `signaled` says whether its last work request is signaled.
     ///
     /// # Errors
     /// Returns the fabric's error. Part of the chain may have been posted, so the path must end.

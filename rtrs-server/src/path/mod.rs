@@ -1,6 +1,6 @@
 //! A path at the server: the state that its connections share across shards.
 //!
-//! The control shard owns the state of a path (`state.rs`, `handshake.rs`); `end.rs` has the
+//! The control shard owns the state of a path (`state.rs`, `handshake.rs`); `end.rs` lists the
 //! reasons why a path ends. Each shard with a connection of the path owns that connection and the
 //! requests that arrived over it. `io.rs` posts answers.
 
@@ -37,14 +37,14 @@ pub struct PathShared {
     pub session: Arc<SessionShared>,
     /// Origin of the path.
     pub origin: PathOrigin,
-    /// Protection domain of its memory and queue pairs.
+    /// Protection domain of the path's memory and queue pairs.
     pub pd: Arc<dyn ProtectionDomain>,
     /// Whether each request gets a fresh key for its chunk.
     pub fresh_keys: bool,
     /// Whether answers carry the time that their requests took on this server; only with fresh
     /// keys.
     pub times: bool,
-    /// Buffers of its small messages.
+    /// Buffers for the path's small messages.
     pub messages: MessageBuffers,
     /// Chunks of the path, set when INFO_REQ is accepted or earlier.
     pub chunks: OnceLock<ChunkPool>,
@@ -99,11 +99,11 @@ pub struct PathOrigin {
 /// Resources of a new path, apart from its chunks.
 #[derive(Debug)]
 pub struct PathResources {
-    /// Protection domain of its memory and queue pairs.
+    /// Protection domain of the path's memory and queue pairs.
     pub pd: Arc<dyn ProtectionDomain>,
     /// Whether each request gets a fresh key for its chunk.
     pub fresh_keys: bool,
-    /// Buffers of its small messages.
+    /// Buffers for the path's small messages.
     pub messages: MessageBuffers,
 }
 

@@ -13,7 +13,7 @@ pub enum PathState {
     /// INFO_REQ was accepted, and requests are served.
     Connected = 1,
     /// Shutdown: running requests are answered and no new ones are accepted; then the connections
-    /// end.
+    /// are closed.
     Finishing = 2,
     /// The shards are stopping service and closing the connections.
     Closing = 3,

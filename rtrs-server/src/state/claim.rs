@@ -1,4 +1,4 @@
-//! The right to write the files of an export in the state directory.
+//! The right to write an export's files in the state directory.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,10 +1,10 @@
 //! Cache IDs of exports whose unflushed changes are known only to this process.
 //!
-//! Unflushed data at an NBD server is counted only in this process. After the process ends, a later
-//! loss would go unnoticed, because server and NBD server may both have been restarted. The cache
-//! ID of such an export therefore depends on a random number of the process. A stop that has
-//! flushed the export leaves the number in the file `KEY.clean`, and the next process takes over
-//! the number and removes the file: clients then see no loss, since there was none.
+//! Unflushed data at an NBD server is counted only in this process. After the process exits, a
+//! later loss would go unnoticed, because this server and the NBD server may both have been
+//! restarted. The cache ID of such an export therefore depends on a random per-process number. A
+//! stop that has flushed the export leaves the number in the file `KEY.clean`, and the next process
+//! takes over the number and removes the file: clients then see no loss, since there was none.
 
 use std::fs;
 use std::io;

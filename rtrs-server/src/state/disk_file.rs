@@ -21,7 +21,7 @@ impl DiskFile {
         Self { path: path.to_owned(), open: None }
     }
 
-    /// Opens the file for writing, unless it is open.
+    /// Opens the file for writing, unless it is already open.
     pub(super) fn file(&mut self) -> io::Result<&File> {
         match &mut self.open {
             Some(file) => Ok(file),
@@ -37,7 +37,7 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
 
 impl Medium for DiskFile {
     fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
-        // A server was killed while it replaced the file: the old file lacks what was saved.
+        // A server was killed while it replaced the file: the old file lacks the last save.
         if self.path.with_extension("new").try_exists()? {
             return Ok(Some(Vec::new()));
         }
@@ -64,7 +64,7 @@ impl Medium for DiskFile {
                 sync_directory(&self.path)
             }
             Err(error) => {
-                // If it remained, the next server would distrust the file.
+                // If the new file remained, the next server would distrust the old one.
                 let _ = fs::remove_file(&fresh);
                 Err(error)
             }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use rtrs_core::rt::{Account, FilesAs};
 
-/// Returns the warning of a server that cannot use its state directory.
+/// Returns the warning for a server that cannot use its state directory.
 pub(super) fn unusable(error: &io::Error) -> String {
     format!(
         "cannot use the state directory: {error}; set --state-dir to a writable directory. Until \
@@ -14,7 +14,7 @@ pub(super) fn unusable(error: &io::Error) -> String {
     )
 }
 
-/// Returns the error of a server without a default state directory.
+/// Returns the error for a server without a default state directory.
 pub(super) fn no_home() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "no home directory is known")
 }

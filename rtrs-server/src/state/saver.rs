@@ -1,4 +1,4 @@
-//! Thread that writes files of the state directory, and repeats writes that fail.
+//! Thread that writes the files of the state directory, and retries failed writes.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ enum Job<S> {
     Finish(Sender<bool>),
 }
 
-/// Sends saves to the thread, which ends when the last sender is dropped.
+/// Sends saves to the thread, which exits when the last sender is dropped.
 #[derive(Debug)]
 pub(super) struct Saver<S> {
     jobs: Sender<Job<S>>,
@@ -55,7 +55,7 @@ impl<S> Clone for Saver<S> {
 }
 
 impl<S: Save> Saver<S> {
-    /// Starts the thread, with this name.
+    /// Starts the thread under the given name.
     pub(super) fn start(name: &str) -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel();
         let running = Arc::<Running>::default();
@@ -66,11 +66,11 @@ impl<S: Save> Saver<S> {
 
     /// Saves a file, without waiting.
     pub(super) fn save(&self, save: S) {
-        // The thread has not ended, because this sender exists.
+        // The thread is still running, because this sender exists.
         drop(self.jobs.send(Job::Save(save)));
     }
 
-    /// Whether a save has been running for this time. Returns true once for each save.
+    /// Whether a save has been running for at least `after`. Returns true once for each save.
     pub(super) fn take_slow(&self, after: Duration) -> bool {
         self.running.0.lock().take_if(|since| since.elapsed() >= after).is_some()
     }
@@ -126,7 +126,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A save of the file with this number, which fails this many times.
+    /// A save of file number `file`, which fails `fails` times.
     struct Failing {
         file: u32,
         fails: u32,

@@ -1,10 +1,9 @@
 //! Last writers of exports across restarts, in the file `KEY.writers` of each export.
 //!
 //! The file is replaced as a whole, by a thread that tries again until it succeeds. It is read and
-//! written under the claim of the export's epoch. A save that waits does not hold the claim, so
-//! that a full disk does not keep the export from being reopened; the last save of a closed export
-//! holds the claim, and is tried once. If the file is missing or damaged, no earlier writer is
-//! known.
+//! written under the claim of the export's epoch. A waiting save does not hold the claim, so that a
+//! full disk does not keep the export from being reopened; the last save of a closed export holds
+//! the claim, and is tried once. If the file is missing or damaged, no earlier writer is known.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,7 +20,7 @@ use super::disk_file::sync_directory;
 use super::saver::{Save, Saver};
 use crate::engine::saved_writers::{SavedWriters, SessionHash, WriterLists, WriterStore};
 
-/// Lists of an export that are not saved yet.
+/// Lists of an export that are not yet saved.
 #[derive(Debug, Default)]
 struct Unsaved {
     lists: Mutex<Option<WriterLists>>,
@@ -72,7 +71,7 @@ impl Save for WritersSave {
     }
 
     fn run(self) -> Option<Self> {
-        // Without the claim, the export is closed, and its last save has been tried.
+        // If the claim is gone, the export is closed and its last save has been tried.
         let claim = self.claim.upgrade()?;
         let lists = self.unsaved.lists.lock().take()?;
         let path = claim.path.with_extension("writers");
@@ -80,7 +79,7 @@ impl Save for WritersSave {
             self.unsaved.logged.store(false, Ordering::Relaxed);
             return None;
         };
-        // Newer lists may have arrived meanwhile.
+        // Newer lists may have arrived in the meantime.
         let mut newest = self.unsaved.lists.lock();
         *newest = newest.take().or(Some(lists));
         drop(newest);
@@ -226,7 +225,7 @@ mod tests {
                 second.epoch_and_writers("vol", false).unwrap().1
             });
             is_waiting.recv().unwrap();
-            // Gives the second process time to do what it can before it gets the claim.
+            // Gives the second process time to do what it can before it acquires the claim.
             thread::sleep(Duration::from_millis(50));
             writers.opened(session(1), false);
             writers.opened(session(2), false);
@@ -256,7 +255,7 @@ mod tests {
         let fresh = state.store.as_ref().unwrap().path("vol").with_extension("writers-new");
         fs::create_dir(&fresh).unwrap();
         writers.opened(session(1), false);
-        assert!(!state.save_writers(LONG), "a directory has the place of the file");
+        assert!(!state.save_writers(LONG), "a directory is in the file's place");
         let path = fresh.with_extension("writers");
         assert!(!path.exists());
         fs::remove_dir(&fresh).unwrap();

@@ -28,13 +28,13 @@ impl Session {
         self.submissions.take().expect("a submission")
     }
 
-    /// Ends the next submission, which must already be queued.
+    /// Completes the next submission, which must already be queued.
     fn end_next(&mut self) {
         let slot = self.take().slot;
         self.end(slot, IoStatus::Ok);
     }
 
-    /// Ends a request.
+    /// Completes a request.
     fn end(&self, slot: u32, status: IoStatus) {
         self.outcomes.send(Outcome { slot, status }).expect("room for each request");
     }

@@ -1,4 +1,4 @@
-//! Tests of which kernel messages count as changes, and of the end of the thread.
+//! Tests of which kernel messages count as changes, and of stopping the thread.
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc;

@@ -62,7 +62,7 @@ fn flushes_succeed_if_nothing_was_lost() {
     assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok));
     restart(&mut fixture, 8);
     assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
-    // The server, which lost nothing, had the flush waiting.
+    // The server, which lost nothing, held the flush.
     fixture.server.how.hold = true;
     let flush = fixture.submit(0, IoOp::Flush, 0, 4096);
     fixture.until("the flush", SEC, |s| s.server.held.len() == 1);

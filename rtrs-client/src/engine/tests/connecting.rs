@@ -19,7 +19,7 @@ use crate::engine::{DeviceIndex, SessionFailure};
 use crate::path::io::WrId;
 use crate::path::state::PathState;
 
-/// Kinds of the events that the server saw, in order.
+/// Kinds of events that the server saw, in order.
 fn order(fixture: &Fixture) -> Vec<String> {
     let word = |seen: &Seen| match seen {
         Seen::Connect { req, .. } => format!("connect {}", req.cid),

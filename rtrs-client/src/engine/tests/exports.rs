@@ -1,4 +1,4 @@
-//! Tests of the exports of the scripted server besides its first device.
+//! Exports of the scripted server besides its first device.
 
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ExportId;

@@ -388,7 +388,7 @@ fn a_session_the_server_forgot_is_reopened() {
         (s.how.queue_depth, s.how.max_io) = (1000, 4096);
     });
     // The server lost everything, and on the second path the client does not notice. The first path
-    // is slow, so that IO meets it in every step of its return.
+    // is slow, so that IO meets it at every step of its return.
     let slow = LinkOptions { delay: 3 * MS, ..LinkOptions::default() };
     fixture.world.set_link(client_ip(0), server_ip(0), slow);
     fixture.world.silence(server_ip(1), client_ip(1));

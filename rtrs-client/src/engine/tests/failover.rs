@@ -138,7 +138,7 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
 /// Encoder of an accept.
 type Accept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
 
-/// Connects each path to its own server process, in the order of their first connects.
+/// Connects each path to its own server process, in the order in which the paths first connect.
 fn processes() -> Accept {
     let known = RefCell::new(Vec::new());
     Box::new(move |req, mut rsp| {

@@ -1,4 +1,4 @@
-//! Tests of the shares of permits and IO rows of each device while others use as much as they can.
+//! Tests of each device's share of permits and IO rows while others use as much as they can.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -9,13 +9,13 @@ use super::users::{SECOND, Users, with_second};
 use crate::engine::device_table::IOS_MAX;
 use crate::engine::{Change, DeviceIndex};
 
-/// Number of requests of a device that the server holds.
+/// Number of a device's requests that the server holds.
 fn held(fixture: &Fixture, device: u32) -> usize {
     let of = |request: &&Request| request.io.is_some_and(|io| io.1.device_id == device);
     fixture.server.held.iter().filter(of).count()
 }
 
-/// Opens a session of two volumes on one shard, with a server that holds all IO.
+/// Opens a session with two volumes on one shard, with a server that holds all IO.
 fn fixture(queue_depth: u16) -> (Fixture, Users, Users) {
     let mut fixture = with_second(|s| {
         s.config.shards = 1;
@@ -145,7 +145,7 @@ fn a_device_without_a_path_holds_no_more_than_its_share() {
         s.config.io_timeout = 100 * SEC;
     });
     let mut second = Users::of(&fixture, SECOND);
-    // One path has both volumes, the other only the second.
+    // One path serves both volumes, the other only the second.
     fixture.client.is_idle = true;
     fixture.server.how.open_errno = 16;
     fixture.restart_path(1);

@@ -63,7 +63,7 @@ pub(super) struct Client {
     waiting: BTreeSet<u64>,
     next_tag: u64,
     pub(super) done: Vec<Done>,
-    /// Tags of IOs that the device failed before they ended.
+    /// Tags of IOs that the device failed before they completed.
     pub(super) given_up: Vec<u64>,
     /// If set, randomly delays messages between shards.
     pub(super) lazy: Option<Prng>,
@@ -239,7 +239,7 @@ impl Client {
         self.waiting.len()
     }
 
-    /// Final status of an IO, once it has ended.
+    /// Final status of an IO, once it has completed.
     pub(super) fn status(&self, tag: u64) -> Option<IoStatus> {
         self.done.iter().find(|done| done.tag == tag).map(|done| done.status)
     }
@@ -248,7 +248,7 @@ impl Client {
         self.shards[shard].region.slice(at, len).expect("inside the buffers")
     }
 
-    /// Cancels the first device's IOs that have not begun and whose tags fit.
+    /// Cancels the first device's IOs that have not begun and whose tags match.
     pub(super) fn cancel(&mut self, shard: usize, fits: &dyn Fn(u64) -> bool) {
         self.shards[shard].device.as_mut().expect("a device").cancel(fits);
     }
@@ -468,7 +468,7 @@ impl TestIo {
 /// Client, server and world.
 pub(super) struct Fixture {
     pub(super) world: World,
-    /// Machine of the client.
+    /// The client's machine.
     pub(super) node: NodeId,
     pub(super) client: Client,
     pub(super) server: Server,
@@ -587,7 +587,7 @@ impl Fixture {
         }
     }
 
-    /// Stops the client for `time`, while the server and the world run.
+    /// Pauses the client for `time`, while the server and the world run.
     pub(super) fn stall(&mut self, time: Duration) {
         let end = self.world.now() + time;
         loop {
@@ -617,7 +617,7 @@ impl Fixture {
         while self.advance(end) {}
     }
 
-    /// Runs until every IO has ended.
+    /// Runs until every IO has completed.
     pub(super) fn drain(&mut self, bound: Duration) {
         self.until("end of all IO", bound, |fixture| fixture.client.pending() == 0);
         for shard in 0..self.client.shards.len() {

@@ -15,7 +15,7 @@ use crate::path::state::PathState;
 
 const FIRST: DeviceIndex = DeviceIndex::FIRST;
 
-/// Servers that share the export, one for each path.
+/// Servers that share the export, and the server that each path leads to.
 pub(super) struct Gateways {
     /// Active server.
     pub(super) active: Option<usize>,
@@ -62,7 +62,7 @@ impl Gateways {
         Some([1 + u8::try_from(self.server(path)).expect("two servers"); 16])
     }
 
-    /// Whether the path's server has other exports; only the first one does.
+    /// Whether the path's server has other exports; only the first server does.
     pub(super) fn has_others(&self, path: PathUuid) -> bool {
         self.server(path) == 0
     }

@@ -51,15 +51,14 @@ pub(super) struct How {
     pub(super) heartbeats: bool,
     /// Reports support for FENCE, as `rtrs-server` does and a kernel server does not.
     pub(super) fence: bool,
-    /// Epoch of its cache; 0 to report none.
+    /// Epoch of the server's cache; 0 to report none.
     pub(super) cache_id: u64,
     /// Reports the server's ID (this one; all zeroes for none) and the export's ID.
     pub(super) server_id: Option<[u8; 16]>,
     pub(super) export_id: Option<ExportId>,
     /// Keeps a copy of the chunk with each request.
     pub(super) keep_chunks: bool,
-    /// Connects each path to a server of its own; these servers share the export, and `server_id`
-    /// is not used.
+    /// Connects the paths to servers that share the export; `server_id` is then not used.
     pub(super) gateways: Option<Gateways>,
 }
 

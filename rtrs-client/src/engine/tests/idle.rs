@@ -1,4 +1,4 @@
-//! Tests of heartbeats of an idle path to a server that accepts announcements: rare while idle, and
+//! Tests of heartbeats on an idle path to a server that accepts announcements: rare while idle, and
 //! at the usual rate after the first request.
 
 use rtrs_core::block::IoOp;

@@ -1,5 +1,5 @@
-//! Random IO under random link faults: every IO ends exactly once, and reads return what was
-//! written.
+//! Random IO under random link faults: every IO completes exactly once, and reads return what
+//! was written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 128;
 const BUFFER: usize = 32 << 10;
 
-/// Possible content of a block: the last acknowledged value, or any of unknown outcome.
+/// Possible content of a block: the last acknowledged write, or any write of unknown outcome.
 #[derive(Clone, Debug, Default)]
 struct Model {
     last: u64,
@@ -191,7 +191,7 @@ impl Load {
 
     fn run(mut self) -> usize {
         self.work(2 * SEC);
-        // After the last faults, everything ends, every path comes back, and reads agree.
+        // After the last faults, all IO completes, every path comes back, and reads agree.
         self.fixture.run(SEC);
         self.fixture.drain(10 * SEC);
         self.reap();

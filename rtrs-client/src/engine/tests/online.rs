@@ -46,7 +46,7 @@ fn names(fixture: &Fixture) -> Vec<String> {
     fixture.client.control.view().paths().into_iter().map(|path| path.path).collect()
 }
 
-/// Ends all IO and checks that it succeeded.
+/// Lets all IO complete, and checks that it succeeded.
 fn all_well(fixture: &mut Fixture) {
     fixture.server.how.hold = false;
     fixture.server.release();

@@ -1,5 +1,5 @@
-//! Tests of missing proofs: an end that requires a proof ends a path without one. Proofs themselves
-//! are tested in `tests/sim/proofs.rs`, with the real server.
+//! Tests of missing proofs: a client does not use a path if either end requires a proof that is
+//! missing. Proofs themselves are tested in `tests/sim/proofs.rs`, with the real server.
 
 use std::sync::Arc;
 

@@ -51,7 +51,7 @@ impl User {
     }
 }
 
-/// Runs until an IO has ended.
+/// Runs until an IO has completed.
 fn ended(fixture: &mut Fixture, shard: usize) {
     fixture.until("the end of the IO", SEC, |fixture| fixture.client.has_completions(shard));
 }

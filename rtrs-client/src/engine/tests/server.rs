@@ -1,6 +1,6 @@
 //! Scripted server: one session, one device in memory, further exports, any number of paths.
 //!
-//! The server asserts everything that a client must comply with (order of connections, fields,
+//! The server asserts everything that a client must obey (order of connections, fields,
 //! permits not used twice, lengths) and records what it saw. [`How`] determines its answers.
 
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ pub(super) use super::how::{How, Rewrite};
 pub(super) use super::seen::{Request, Seen};
 use crate::engine::device_table::NO_DEVICE;
 
-/// Room for user header, message and descriptors.
+/// Space for user header, message and descriptors.
 pub(super) const HDR: u32 = 4096;
 /// `wr_id` of the receive for INFO_REQ.
 const INFO: u64 = 1;
@@ -42,7 +42,7 @@ struct Con {
     closed: bool,
 }
 
-/// Server's part of a path.
+/// Server's end of a path.
 pub(super) struct Path {
     pub(super) uuid: PathUuid,
     pub(super) recon_cnt: u16,
@@ -136,7 +136,7 @@ impl Server {
             any = true;
             match event {
                 FabricEvent::Request(request) => self.on_connect(now, *request),
-                // As in verbs, this may come after the next connection's request.
+                // As in verbs, this may arrive after the next connection's request.
                 FabricEvent::Established { qp, .. } => assert!(self.find(qp).is_some()),
                 FabricEvent::Completion(wc) => self.on_completion(now, &wc),
                 FabricEvent::Closed { qp, reason } => self.on_closed(now, qp, &reason),
@@ -561,7 +561,7 @@ impl Server {
         self.post(index, cid, WrOp::RdmaWrite { remote, imm: Some(imm) }, SgeList::EMPTY);
     }
 
-    /// Sends an empty message without immediate.
+    /// Sends an empty message without an immediate.
     pub(super) fn plain_send(&mut self, index: usize, cid: usize) {
         self.post(index, cid, WrOp::Send { imm: None, invalidate: None }, SgeList::EMPTY);
     }

@@ -125,7 +125,7 @@ fn the_servers_heartbeats_are_answered_at_once() {
 fn the_servers_heartbeats_do_not_prove_that_it_receives() {
     let mut fixture = Fixture::open(|_| {});
     // As if nothing from the client arrived: no answers, and the server sends its own heartbeats,
-    // also between those of the client.
+    // even between the client's.
     fixture.server.how.heartbeats = false;
     let start = fixture.now();
     while fixture.client.states()[0] == PathState::Connected {

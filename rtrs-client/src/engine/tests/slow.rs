@@ -358,7 +358,7 @@ fn no_part_of_a_given_up_io_is_resent() {
     let tag = fixture.submit(0, IoOp::Write, 0, 8192);
     fixture.until("both parts", SEC, |s| s.server.held.len() == 2);
     assert_eq!(fixture.client.path_inflight(0), [1, 1]);
-    // One path dies, and the other takes no new requests, because it leaves with a long limit.
+    // One path dies, and the other, being removed with a long limit, takes no new requests.
     let leaving = Leaving { path: "path1".into(), within: 60 * SEC, force: false };
     fixture.change(Change::Remove(leaving)).expect("another path is left");
     fixture.link_down(0);

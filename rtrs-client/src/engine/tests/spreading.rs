@@ -6,7 +6,7 @@ use rtrs_core::fabric::sim::LinkOptions;
 use super::fixture::{Fixture, MS, SEC, TestIo, client_ip, server_ip};
 use crate::engine::Policy;
 
-/// Like [`load`], with rounds that the runs of min-inflight do not span.
+/// Like [`load`], with rounds so far apart that no run of min-inflight spans two.
 fn load_apart(fixture: &mut Fixture, rounds: usize, depth: usize) {
     for _ in 0..rounds {
         load(fixture, 1, depth);
@@ -36,7 +36,7 @@ fn min_inflight_fills_the_emptier_path() {
     let mut fixture = Fixture::open(|s| (s.paths, s.config.policy) = (2, Policy::MinInflight));
     load_apart(&mut fixture, 10, 6);
     assert_eq!(fixture.spread(), [30, 30], "both are equally quick");
-    // So do single IOs.
+    // Single IOs are spread equally too.
     load_apart(&mut fixture, 10, 1);
     assert_eq!(fixture.spread(), [35, 35]);
     // Requests stuck on one path shift later runs to the other path.
@@ -113,7 +113,7 @@ fn each_path_has_counters_and_latencies_of_its_own() {
     }
     let max = |path: usize| stats.path_latency[path].max() / 1_000_000;
     assert!(max(0) < 2 && (39..45).contains(&max(1)), "{} and {} ms", max(0), max(1));
-    // Requests in flight are reported by path until they have ended.
+    // Requests in flight are reported per path until they complete.
     fixture.server.how.hold = true;
     load_held(&mut fixture, 3);
     assert_eq!(fixture.client.path_inflight(0), [2, 1]);

@@ -1,4 +1,4 @@
-//! Tests of the breakdown of an IO's time, in which the server reports its part.
+//! Tests of the breakdown of an IO's time, part of which the server reports.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;

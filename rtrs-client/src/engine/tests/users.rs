@@ -1,4 +1,4 @@
-//! Tests of the users of a session's other devices, and sessions with several volumes.
+//! Users of a session's other devices, and sessions with several volumes.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl Users {
         tag.expect("room")
     }
 
-    /// Submits like [`Self::submit`]; returns None when the shard has no room.
+    /// Submits like [`Self::submit`]; returns None if the shard has no room.
     pub(super) fn try_submit(
         &mut self,
         fixture: &mut Fixture,
@@ -73,19 +73,19 @@ impl Users {
         }
     }
 
-    /// Final status of an IO, once it has ended.
+    /// Final status of an IO, once it has completed.
     pub(super) fn status(&mut self, tag: u64) -> Option<IoStatus> {
         self.reap();
         self.ended.get(&tag).copied()
     }
 
-    /// Number of IOs that have ended.
+    /// Number of IOs that have completed.
     pub(super) fn ended(&mut self) -> usize {
         self.reap();
         self.ended.len()
     }
 
-    /// Performs an IO and waits for its end.
+    /// Performs an IO and waits for its completion.
     pub(super) fn run(&mut self, fixture: &mut Fixture, op: IoOp) -> IoStatus {
         let tag = self.submit(fixture, 0, op, 4096, 4096);
         for _ in 0..1000 {
@@ -120,7 +120,7 @@ impl Fixture {
         });
     }
 
-    /// Exports of the volumes that the session has for its users.
+    /// Exports of the volumes that have a user.
     pub(super) fn volumes(&self) -> Vec<String> {
         let volumes = self.client.control.view().volumes(self.now()).into_iter();
         volumes.filter(|volume| volume.used).map(|volume| volume.export).collect()
@@ -132,7 +132,7 @@ impl Fixture {
         volumes.map(|volume| volume.export).collect()
     }
 
-    /// Paths that serve a device for IO of a shard.
+    /// Paths that serve a device for IO on shard 0.
     pub(super) fn serving(&self, device: DeviceIndex) -> Vec<usize> {
         self.client.serving(0, device)
     }

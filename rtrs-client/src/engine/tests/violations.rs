@@ -1,4 +1,4 @@
-//! Tests of servers that send invalid requests, answers and keys.
+//! Tests of servers that send invalid answers, keys and messages.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::BindMode;

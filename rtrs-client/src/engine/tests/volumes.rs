@@ -204,7 +204,7 @@ fn requests_use_the_device_ids_of_their_path() {
     let mut second = Users::of(&fixture, SECOND);
     let old = fixture.server.more.named("vol1").device.unwrap();
     // A server was restarted behind the other path, which seems alive: the server assigns new
-    // numbers, and gives the second volume the old number of the first.
+    // numbers, and gives the second volume the first one's old number.
     let first = fixture.server.device.unwrap();
     fixture.server.more.named("vol1").device = None;
     fixture.server.more.named("vol1").next_id = Some(first);

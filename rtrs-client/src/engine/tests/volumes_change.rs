@@ -87,7 +87,7 @@ fn a_volume_that_cannot_be_added_is_reported_and_leaves_the_others_alone() {
     fixture.read(0, 0, 4096);
     close(&mut fixture, "nothing").expect("another is left");
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
-    // The index is used again.
+    // The index is reused.
     add(&mut fixture, "vol1").expect("room");
     fixture.until("the volume", SEC, |s| s.serves_all(2));
 
@@ -234,7 +234,7 @@ fn unreaped_completions_of_a_closed_volume_do_not_keep_a_shard_busy() {
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
 }
 
-/// The user ends before the shard learns about the close.
+/// The user is dropped before the shard learns about the close.
 #[test]
 fn completions_without_a_user_do_not_keep_a_shard_busy_before_the_close() {
     let mut fixture = with_second(|s| s.how.hold = true);
@@ -367,7 +367,7 @@ fn a_close_that_waits_does_not_keep_a_path_from_connecting() {
     fixture.server.how.hold_control = true;
     close(&mut fixture, "vol1").expect("another is left");
     fixture.until("the close", SEC, |s| s.server.held.len() == 1);
-    // Requests from the last open are still running there.
+    // The server is still running requests from the last open.
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
     fixture.server.how.hold_control = false;
     fixture.server.end_path(fixture.now(), 0);

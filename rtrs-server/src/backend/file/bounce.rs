@@ -41,7 +41,7 @@ impl Bounce {
         }
     }
 
-    /// First `len` bytes of a taken buffer, or the whole buffer if it is shorter.
+    /// Returns the first `len` bytes of a taken buffer, or the whole buffer if it is shorter.
     pub(super) fn part(&self, index: u32, len: usize) -> MemSlice {
         let pool = self.pool.as_ref().expect("a taken buffer has its pool");
         pool.slice(index).slice(0, len.min(BOUNCE)).expect("within a bounce buffer")

@@ -6,8 +6,8 @@
 //! holder does not share it. All of them are shared locks; conflicts are found by looking for locks
 //! of other holders.
 //!
-//! A writable export uses the permissions of a writer and shares none of them; a read-only export
-//! only reads, alongside any writer. A loop device takes no locks and is found in sysfs.
+//! A writable export uses a writer's permissions and shares none of them; a read-only export only
+//! reads, alongside any writer. Loop devices take no locks and are found through sysfs.
 
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -22,7 +22,7 @@ use rtrs_core::rt::blkdev::{is_byte_locked, lock_byte};
 
 use super::super::target::BackendError;
 
-/// Maximum time for a search of loop devices, and for waiting until another search ends.
+/// Maximum time for a search for loop devices, and for waiting until another search finishes.
 const SEARCH_MAX: Duration = Duration::from_secs(2);
 
 /// First of the bytes whose locks mean that a holder uses a permission (qemu: RAW_LOCK_PERM_BASE).
@@ -31,7 +31,7 @@ const USED: u32 = 100;
 /// RAW_LOCK_SHARED_BASE).
 const UNSHARED: u32 = 200;
 
-/// Permission of qemu's block layer, as its number (qemu: BLK_PERM_*).
+/// Permission in qemu's block layer, with its number (qemu: BLK_PERM_*).
 #[derive(Clone, Copy, Debug)]
 enum Permission {
     Read = 0,
@@ -83,11 +83,10 @@ fn bytes(permissions: &[Permission], base: u32) -> impl Iterator<Item = u32> {
     permissions.iter().map(move |permission| base + *permission as u32)
 }
 
-/// Takes qemu's image locks, without waiting. Where the file system has no such locks, a warning is
-/// logged.
+/// Takes qemu's image locks, without waiting. Logs a warning if the file system has no such locks.
 ///
 /// # Errors
-/// If a lock of another program conflicts, or the file of a writable export has a loop device.
+/// If another program's lock conflicts, or a loop device uses the file of a writable export.
 pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), BackendError> {
     match Claim::of(read_only).conflicts(file) {
         Ok(false) => {}
@@ -142,7 +141,7 @@ fn held_by_loop_device(path: &Path, device: &str) -> BackendError {
     BackendError::path(path, problem, hint).held()
 }
 
-/// Returns the name of the loop device backed by a file, if there is one. The search needs the
+/// Returns the name of the loop device backed by a file, if there is one. The search examines the
 /// files of all loop devices, and one of these files may be on a file system that does not answer;
 /// this search and later ones then fail.
 fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
@@ -156,7 +155,7 @@ fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
     };
     thread::Builder::new().name("loop-devices".into()).spawn(search)?;
     found.recv_timeout(2 * SEARCH_MAX).unwrap_or_else(|_| {
-        Err(io::Error::new(io::ErrorKind::TimedOut, "the file of one of them does not answer"))
+        Err(io::Error::new(io::ErrorKind::TimedOut, "the backing file of one does not answer"))
     })
 }
 
@@ -171,7 +170,7 @@ fn loop_device(block: &Path, own: &Metadata) -> io::Result<Option<String>> {
         }
         // Absent while the device has no file.
         let Some(backing) = read_text(&entry.path().join("loop/backing_file")) else { continue };
-        // The path can belong to another mount namespace, or lead nowhere.
+        // The path can belong to another mount namespace, or no longer exist.
         let Ok(found) = fs::metadata(&backing) else { continue };
         if (found.dev(), found.ino()) == (own.dev(), own.ino()) {
             return Ok(Some(name));
@@ -215,8 +214,8 @@ mod tests {
             (&[99, 104, 199, 204], false, false),
         ];
         for (bytes, refuses_reader, refuses_writer) in cases {
-            // Each case has its own file, because a lock lasts while a program that another test
-            // starts has a copy of its descriptor.
+            // Each case has its own file: a program started by another test may inherit a copy of
+            // the descriptor, and with it the lock.
             let dir = TestDir::new("image-lock");
             let open = image(&dir);
             let _other = held(open(false), bytes);
@@ -250,7 +249,7 @@ mod tests {
         drop((open(true), reader, writer.try_clone().unwrap()));
         assert_eq!(locked(), [100, 101, 103, 201, 203]);
         drop(writer);
-        // A program that another test starts briefly holds a copy of the descriptor.
+        // A program started by another test may briefly hold a copy of the descriptor.
         let end = Instant::now() + Duration::from_secs(60);
         while !locked().is_empty() {
             assert!(Instant::now() < end, "still locked: {:?}", locked());

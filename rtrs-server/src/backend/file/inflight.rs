@@ -1,4 +1,4 @@
-//! IOs in flight in a queue of a file or block device, and the operations that each IO needs.
+//! IOs in flight on a queue of a file or block device, and the operations that each IO needs.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use rtrs_core::status::{IoStatus, Outcome};
 use super::bounce::Bounce;
 use super::shared::{Shared, ZEROES};
 
-/// Maximum number of repetitions of an operation that the system interrupted.
+/// Maximum number of retries of an operation that was interrupted or would have blocked.
 const RETRIES_MAX: u8 = 16;
 
 /// Phase of an IO.
@@ -43,9 +43,9 @@ impl Phase {
     }
 }
 
-/// Continuation of an IO whose operation has failed.
+/// How an IO continues after an operation has failed.
 pub(super) enum AfterError {
-    /// Starts the operation of the current phase, which may have changed.
+    /// Run the operation of the slot's phase, which may have changed.
     Continue,
     End(Outcome),
 }
@@ -91,7 +91,7 @@ impl Slot {
         }
     }
 
-    /// Next operation; None if the target's thread executes it.
+    /// Returns the next operation, or None if the target's thread executes it.
     pub(super) fn next_op(&self, fd: &Fd, shared: &Shared, bounce: &Bounce) -> Option<Op> {
         let fd = fd.clone();
         let (offset, len) = (self.offset, self.len as u64);
@@ -129,8 +129,8 @@ impl Slot {
         })
     }
 
-    /// Adds `count` transferred bytes, and copies the bytes of a read from its bounce buffer.
-    /// Returns whether the transfer is complete.
+    /// Records `count` transferred bytes; a read through a bounce buffer copies them out. Returns
+    /// whether the transfer is complete.
     pub(super) fn transferred(&mut self, count: usize, bounce: &Bounce) -> bool {
         if let (IoOp::Read, Some(index)) = (self.op, self.bounce) {
             let to = self.buf.as_ref().and_then(|buf| buf.slice(self.done, count));

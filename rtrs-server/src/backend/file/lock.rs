@@ -1,6 +1,6 @@
 //! The lock (`flock`) that prevents a second server from writing to the same file.
 //!
-//! The kernel keeps the lock until the last running write of a killed server has ended, so a
+//! The kernel keeps the lock until a killed server's last running write has completed, so a
 //! restarted server waits for such writes. On a file system without locks, a writable export is
 //! refused unless the operator has set `no-lock`.
 
@@ -15,7 +15,7 @@ use super::super::target::BackendError;
 /// Maximum time to wait for a locked target before it is refused.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lock functions of the system, or of a test.
+/// Lock functions, from the system or from a test.
 #[derive(Debug)]
 pub(super) struct Locks {
     /// Takes the exclusive lock, without waiting.
@@ -24,7 +24,7 @@ pub(super) struct Locks {
     pub(super) probe: fn(&File) -> io::Result<()>,
 }
 
-/// Lock functions of the system.
+/// The system's lock functions.
 pub(super) const SYSTEM: Locks = Locks { take: File::try_lock, probe: File::unlock };
 
 impl Locks {
@@ -60,9 +60,9 @@ impl Locks {
         }
     }
 
-    /// Takes the lock, or returns the system's reason why locks are unavailable. Retries for some
-    /// time: the kernel releases the files of an io_uring that was closed, or whose process was
-    /// killed, only some time later.
+    /// Takes the lock, or returns the system's reason why locks are unavailable. Retries for a
+    /// while: after an io_uring is closed or its process is killed, the kernel takes some time to
+    /// release the files.
     fn lock(&self, path: &Path, file: &File) -> Result<io::Result<()>, BackendError> {
         let mut waited = Duration::ZERO;
         loop {
@@ -76,7 +76,7 @@ impl Locks {
                 Err(TryLockError::WouldBlock) => {
                     return Err(BackendError::path(
                         path,
-                        "is locked: it is exported already, or another program uses it",
+                        "is locked: it is already exported, or another program uses it",
                         "stop the other program, or export it with `ro`",
                     ));
                 }

@@ -12,7 +12,7 @@
 //!   io_uring would pass every such copy to a worker thread, which costs more than the copy. They
 //!   have no durability, so their flush completes immediately.
 //! - A writable target is locked (`flock`), and a writable block device is claimed (O_EXCL), so
-//!   that no second server and no mount changes it meanwhile (`lock.rs`). qemu's image locks keep
+//!   that no other server or mount changes it in the meantime (`lock.rs`). qemu's image locks keep
 //!   virtual machines from writing to it (`image_lock.rs`).
 
 mod bounce;
@@ -51,7 +51,7 @@ use self::shared::{NameCell, Shared, ZEROES};
 use self::shrink::Shrinks;
 use super::target::{BackendError, Direct, whole_blocks};
 
-/// Maximum physical block size announced, in bytes: RNBD has 16 bits for it.
+/// Largest physical block size to announce, in bytes; RNBD's field has 16 bits.
 const PHYSICAL_MAX: u32 = 32 << 10;
 
 /// Options for exporting a path.
@@ -171,7 +171,7 @@ impl FileSource {
     /// Takes no locks on the image, and does not open it for writing.
     ///
     /// # Errors
-    /// Returns an error if that cannot be determined, for example because the path leads nowhere.
+    /// Returns an error if that cannot be determined, for example because the path does not exist.
     pub(crate) fn image_holder(
         path: &Path,
         read_only: bool,
@@ -179,7 +179,7 @@ impl FileSource {
         let how = FileOptions { read_only: true, direct: Direct::Off, ..FileOptions::default() };
         let opened = Opened::open(path, path, how)?;
         image_lock::holder(path, &opened.file, read_only)
-            .map_err(failed(path, "cannot be asked for its locks"))
+            .map_err(failed(path, "cannot be queried for its locks"))
     }
 
     /// Identity of the open file; `None` if the system does not return it.
@@ -244,7 +244,7 @@ impl BlockSource for FileSource {
         Ok(Box::new(FileDevice::new(&self.shared, ring, core.wake.clone())?))
     }
 
-    /// With direct IO, every write gets its own error. A truncated file is reported to one flush,
+    /// With direct IO, each write reports its own error. A truncated file is reported to one flush,
     /// whichever comes first.
     fn shared_errors(&self) -> SharedErrors {
         if self.is_direct() || self.shared.in_memory {
@@ -266,31 +266,31 @@ impl BlockSource for FileSource {
             return Ok(());
         }
         // This sync uses its own descriptor: the kernel reports a failed write once per open file
-        // description, and the flush of a client must not miss it because it was reported here.
+        // description, and a client's flush must not miss it because it was reported here.
         match (open_again(&self.shared.file), &self.shared.spare) {
             (Ok(file), _) => file.sync_data(),
             // A server that has dropped its privileges may not be able to reopen the file. The
-            // spare descriptor can report a failure that a client knows already, but never hides
-            // one.
+            // spare descriptor can report a failure that a client already knows about, but never
+            // hides one.
             (Err(_), Some(spare)) => spare.sync_data(),
             (Err(error), None) => Err(error),
         }
     }
 }
 
-/// Opened file or block device that is not exported yet.
+/// Opened file or block device that is not yet exported.
 struct Opened<'a> {
     path: &'a Path,
     file: File,
     meta: Metadata,
-    /// A block device, not a regular file.
+    /// Whether this is a block device, not a regular file.
     device: bool,
     /// Present with direct IO.
     align: Option<DirectAlign>,
 }
 
 impl<'a> Opened<'a> {
-    /// Opens `at`, and checks that the kind of file did not change meanwhile.
+    /// Opens `at`, and checks that the kind of file did not change in the meantime.
     fn open(path: &'a Path, at: &Path, how: FileOptions) -> Result<Self, BackendError> {
         let FileOptions { read_only, direct, .. } = how;
         let found = std::fs::metadata(at).map_err(|error| refused(path, read_only, error))?;
@@ -298,7 +298,7 @@ impl<'a> Opened<'a> {
         let (file, align) = open_file(path, at, read_only, direct, device)?;
         let meta = file.metadata().map_err(failed(path, "cannot be examined"))?;
         if kind(path, &meta)? != device || meta.rdev() != found.rdev() {
-            return Err(BackendError::path(path, "changed while it was opened", "try again"));
+            return Err(BackendError::path(path, "changed while it was being opened", "try again"));
         }
         Ok(Self { path, file, meta, device, align })
     }
@@ -316,7 +316,7 @@ impl<'a> Opened<'a> {
         Ok(())
     }
 
-    /// Returns the logical block size: the requested one, or the smallest that is possible.
+    /// Returns the logical block size: the requested one, or the smallest possible.
     fn logical_block(&self, requested: Option<u32>) -> Result<u32, BackendError> {
         let smallest = if self.device {
             let known = blkdev::logical_block(&self.file);
@@ -334,7 +334,7 @@ impl<'a> Opened<'a> {
         Ok(logical)
     }
 
-    /// Returns the number of bytes in whole blocks; at least one block.
+    /// Returns the size in bytes, rounded down to whole blocks. Less than one block is an error.
     fn exported_size(&self, logical: u32) -> Result<u64, BackendError> {
         let size = if self.device {
             let known = blkdev::device_size(&self.file);
@@ -361,12 +361,12 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Returns a function that converts a system error to an error of the path.
+/// Returns a function that converts a system error into an error about the path.
 fn failed(path: &Path, problem: &'static str) -> impl FnOnce(io::Error) -> BackendError {
     move |error| BackendError::path(path, problem, "check the device").because(error)
 }
 
-/// Opens the file of a descriptor a second time, for syncs.
+/// Opens a file again under a new descriptor, for syncs.
 fn open_again(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
@@ -447,7 +447,7 @@ fn open_file(
 /// Capabilities of a regular file, and whether holes can be punched in it.
 fn file_geometry(file: &File, meta: &Metadata, base: &Geometry) -> (Geometry, bool) {
     let logical = base.logical_block;
-    // Beyond the end of the file a hole changes nothing, but is refused if holes are not supported.
+    // Punching a hole past the end of the file changes nothing, but fails without hole support.
     let past = meta.len().checked_next_multiple_of(1 << 20);
     let punch = !base.read_only
         && past.is_some_and(|at| blkdev::fallocate(file, blkdev::PUNCH_HOLE, at, 4096).is_ok());

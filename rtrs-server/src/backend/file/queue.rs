@@ -3,16 +3,15 @@
 //! An accepted IO takes a slot and passes through phases, one ring operation at a time: a short
 //! transfer is continued; write zeroes tries the fastest method of the target and falls back to
 //! writing zeroes in pieces; a discard or write zeroes with FUA ends with `fdatasync`, and a write
-//! with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With O_DIRECT, a
-//! buffer with an unaligned address uses one of a few bounce buffers; if none is free, the IO is
-//! returned.
+//! with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With O_DIRECT, IO
+//! on an unaligned buffer uses one of a few bounce buffers; if none is free, the IO is returned.
 //!
-//! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
-//! free tag at the device. All exports of a shard share these threads. Each export has its own
-//! share (`workers.rs`), so that a hanging export cannot take all of them; further operations wait
-//! in the queue. Direct IO is first submitted so that it fails instead of blocking. Files on file
-//! systems without nonblocking reads (NFS, FUSE) are read and written in worker threads from the
-//! start, because there the submission itself may block, and would block the shard.
+//! Some operations block in a worker thread of the ring: syncs, hole punching, and direct IO that
+//! finds no free tag at the device. All exports of a shard share these threads. Each export has its
+//! own share (`workers.rs`), so that a hanging export cannot take all of them; further operations
+//! wait in the queue. Direct IO is first submitted so that it fails instead of blocking. Files on
+//! file systems without nonblocking reads (NFS, FUSE) are read and written in worker threads from
+//! the start, because there the submission itself may block, and would block the shard.
 //!
 //! One kind of transfer may block and is not limited: on a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit on threads would
@@ -68,8 +67,8 @@ impl ThreadEnd {
         self.answers.try_recv().ok()
     }
 
-    /// Passes a slot's job to the thread. Returns false if its queue is full; the job is resent
-    /// later.
+    /// Passes a slot's job to the thread. Returns false if the thread's queue is full; the job is
+    /// then resent later.
     fn send(&mut self, shared: &Shared, index: u32, slot: &Slot) -> io::Result<bool> {
         let work = match &slot.buf {
             Some(room) => Work::Extents(room.clone(), shared.geometry.logical_block),
@@ -130,7 +129,7 @@ impl FileDevice {
 
     /// Whether zeroes must be written fast but the target has no method that is guaranteed to be
     /// fast. This includes a block device that must keep the range allocated: if the device does
-    /// not support it, the kernel writes the zeroes itself without reporting that.
+    /// not support that, the kernel writes the zeroes itself without reporting it.
     fn would_be_slow(&self, io: &Io) -> bool {
         io.op == IoOp::WriteZeroes
             && io.flags.fast_only
@@ -176,7 +175,7 @@ impl FileDevice {
         }
     }
 
-    /// Passes a job to the target's thread. Returns false if its queue is full.
+    /// Passes a job to the target's thread. Returns false if the thread's queue is full.
     fn send_job(&mut self, index: u32) -> bool {
         match self.thread.send(&self.shared, index, self.inflight.get(index)) {
             Ok(sent) => sent,
@@ -211,7 +210,7 @@ impl FileDevice {
         }
     }
 
-    /// Processes the end of one operation.
+    /// Processes a completed operation.
     pub(super) fn settle(&mut self, ended: Completed) {
         #[allow(clippy::cast_possible_truncation, reason = "tokens are slot numbers")]
         let index = ended.token as u32;
@@ -322,8 +321,8 @@ impl FileDevice {
         any
     }
 
-    /// Returns the status of an IO that takes no slot: a refused IO, a flush of a target without
-    /// syncs, or an extent request to a block device, which has no holes.
+    /// Returns the status of an IO that takes no slot: a refused IO, a flush of a read-only or
+    /// in-memory target, or an extent request to a block device, which has no holes.
     fn status_at_once(&self, io: &Io) -> Option<IoStatus> {
         let mut status = self.geometry.check(io);
         let moves = io.op != IoOp::Extents;

@@ -18,7 +18,7 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    /// Attaches a region unless it is attached already.
+    /// Attaches a region unless it is already attached.
     pub(super) fn attach(&mut self, ring: &Ring, region: &Arc<Region>) {
         if self.attached.iter().any(|(id, _)| *id == region.id()) {
             return;

@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub(super) size: SharedSize,
     /// Whether the size grows with the target, which is the case until the target is shrunk.
     pub(super) follows: AtomicBool,
-    /// Changes that may reach beyond the end of a shrink.
+    /// Shrinks, which wait for changes beyond the new end.
     pub(super) shrinks: Shrinks,
     /// Held to change `size`, `follows`, `end` and `reported`.
     pub(super) resizing: Mutex<()>,
@@ -53,13 +53,13 @@ pub(super) struct Shared {
     pub(super) device: bool,
     /// Whether the target is writable and locked.
     pub(super) exclusive: bool,
-    /// Lowest end observed below the size; otherwise the largest number.
+    /// Lowest end observed below the size; otherwise `u64::MAX`.
     pub(super) end: AtomicU64,
-    /// End for which a flush last failed.
+    /// End of the target for which a flush last failed; otherwise `u64::MAX`.
     pub(super) reported: AtomicU64,
     /// Target of the path at the last examination.
     pub(super) name: NameCell,
-    /// Number of the last examination that has begun, and of the last one that has ended.
+    /// Number of the last examination that has begun, and of the last one that has finished.
     pub(super) looks_begun: AtomicU64,
     pub(super) looks_ended: AtomicU64,
     /// Watcher of the target.
@@ -71,7 +71,7 @@ pub(super) struct Shared {
 pub(super) struct NameCell(AtomicU8);
 
 impl NameCell {
-    /// Set for a target without any name.
+    /// Set for a target with no name left.
     const DELETED: u8 = 1 << 7;
 
     pub(super) fn get(&self) -> TargetName {
@@ -104,12 +104,12 @@ impl Shared {
         if let Some(thread) = self.thread.get() {
             return Ok(thread);
         }
-        // Another shard may do the same; one of the two threads ends immediately.
+        // Another shard may do the same; one of the two threads then exits immediately.
         let started = TargetThread::start(self.file.try_clone()?)?;
         Ok(self.thread.get_or_init(|| started))
     }
 
-    /// Requests an examination of the target soon.
+    /// Requests that the target be examined soon.
     pub(super) fn look(&self) {
         if let Some(watch) = self.watch.get() {
             watch.look();

@@ -1,11 +1,11 @@
 //! Changes in flight while a file is shrunk.
 //!
-//! A write that a queue has begun can end beyond the new end, and would extend the file again: a
-//! later growth would show old bytes instead of zeroes. A shrink therefore first lowers the size,
+//! A write that a queue has begun can extend past the new end, and would lengthen the file again: a
+//! later growth would expose old bytes instead of zeroes. A shrink therefore first lowers the size,
 //! which refuses new changes beyond the end, and then waits here until no queue has an earlier one
 //! in flight. A queue sets its mark before it reads the size for a change, and clears the mark when
-//! its last change has ended. A queue that always has changes in flight reports at its next poll
-//! after those beyond the end have ended.
+//! its last change has completed. A queue that always has changes in flight reports at its first
+//! poll after those beyond the end have completed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 /// Interval between checks of the queues.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Shrinks of a target, and its queues.
+/// Shrinks and queues of a target.
 #[derive(Debug, Default)]
 pub(super) struct Shrinks {
     /// Number of shrinks so far.
     number: AtomicU64,
-    /// End of the last shrink.
+    /// New end that the last shrink set.
     end: AtomicU64,
     queues: Mutex<Vec<Weak<QueueMark>>>,
 }
@@ -92,9 +92,9 @@ impl Changes {
         }
     }
 
-    /// Reports that no change reaches beyond the end of the last shrink, if that is the case.
-    /// `is_beyond` returns whether a change in flight reaches beyond an end. Costs one load if
-    /// there was no shrink.
+    /// Reports that no change extends past the end of the last shrink, if that is the case.
+    /// `is_beyond` returns whether a change in flight extends past an end. Costs one load if there
+    /// was no shrink.
     pub(super) fn report(&self, shrinks: &Shrinks, is_beyond: impl FnOnce(u64) -> bool) {
         let number = shrinks.number.load(Ordering::SeqCst);
         if number > self.mark.seen.load(Ordering::Relaxed)

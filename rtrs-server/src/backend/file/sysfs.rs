@@ -1,4 +1,4 @@
-//! Attributes of a block device, or a partition of one, from /sys/dev/block.
+//! Attributes of a block device or partition, from /sys/dev/block.
 
 use std::path::PathBuf;
 
@@ -17,12 +17,12 @@ pub(super) fn queue_text(dev: u64, name: &str) -> Option<String> {
     read("queue").or_else(|| read("../queue"))
 }
 
-/// Reads a number of the device's queue.
+/// Reads a numeric attribute of the device's queue.
 pub(super) fn queue(dev: u64, name: &str) -> Option<u64> {
     queue_text(dev, name)?.parse().ok()
 }
 
-/// Reads a number of the device or partition itself.
+/// Reads a numeric attribute of the device or partition itself.
 pub(super) fn device(dev: u64, name: &str) -> Option<u64> {
     read_text(&directory(dev).join(name))?.parse().ok()
 }

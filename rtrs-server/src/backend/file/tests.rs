@@ -221,7 +221,7 @@ fn durable_writes_sync_the_file() {
     }
 }
 
-/// Operations that never end simulate a hanging disk: each would occupy a thread.
+/// Operations that never complete simulate a hanging disk: each would occupy a thread.
 #[test]
 fn a_hanging_export_uses_only_its_share_of_workers() {
     let scratch = Scratch::disk();
@@ -237,11 +237,11 @@ fn a_hanging_export_uses_only_its_share_of_workers() {
     for tag in 0..128 {
         a.submit(sync(tag)).unwrap();
     }
-    // The ring has not been polled, so no operation has ended.
-    assert_eq!(ring.running(), WORKERS, "the rest waits here");
+    // The ring has not been polled, so no operation has completed.
+    assert_eq!(ring.running(), WORKERS, "the rest wait here");
     b.submit(sync(0)).unwrap();
     assert_eq!(ring.running(), WORKERS + 1, "the other is not delayed");
-    // Waiting operations continue in order as earlier ones end.
+    // Waiting operations continue in order as earlier ones complete.
     let end = Clock.now() + Duration::from_secs(120);
     let mut tags = Vec::new();
     while tags.len() < 128 {
@@ -345,7 +345,7 @@ fn a_write_does_not_extend_a_shrunk_file() {
     let mut rig = Rig::new(&source, 0);
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(8192).unwrap();
-    // A flush examines the file; without one, that takes up to a second.
+    // A flush examines the file; otherwise it can take up to a second to notice the change.
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Io);
     assert!(source.shared.is_beyond(8193));
@@ -379,7 +379,7 @@ fn one_flush_fails_for_each_truncation() {
         assert_eq!(flush(0), IoStatus::Ok);
         // Detected by the flush itself.
         file.set_len(512 << 10).unwrap();
-        assert!(source.settle().is_err(), "a stop does not hide it");
+        assert!(source.settle().is_err(), "stopping does not hide the error");
         assert_eq!([flush(1), flush(0), flush(1)], [IoStatus::Io, IoStatus::Ok, IoStatus::Ok]);
         assert!(source.settle().is_ok());
         // Detected before the flush, when the file is already long again.
@@ -425,14 +425,14 @@ fn a_file_is_exported_for_writing_once() {
     let path = scratch.file("locked", 4096);
     let first = open(&path);
     let text = refusal(&path, false, Direct::Auto, None);
-    assert!(text.contains("is locked: it is exported already"), "{text}");
+    assert!(text.contains("is locked: it is already exported"), "{text}");
     assert!(FileSource::open(&path, READ_ONLY).is_ok(), "reading does not conflict");
     drop(first);
     open(&path);
 }
 
 #[test]
-fn without_locks_a_writable_export_requires_no_lock() {
+fn without_locks_a_writable_export_needs_the_no_lock_option() {
     let scratch = Scratch::disk();
     let path = scratch.file("unlocked", 4096);
     // NFS without lockd; FUSE, 9p and old kernels fail in other ways.
@@ -451,7 +451,7 @@ fn without_locks_a_writable_export_requires_no_lock() {
     let held = Locks { take: |_| Err(TryLockError::WouldBlock), ..lock::SYSTEM };
     let how = FileOptions { no_lock: true, ..FileOptions::default() };
     let text = FileSource::open_with(&path, &path, how, &held).unwrap_err().to_string();
-    assert!(text.contains("is locked: it is exported already"), "{text}");
+    assert!(text.contains("is locked: it is already exported"), "{text}");
 }
 
 #[test]
@@ -578,7 +578,7 @@ fn block_devices_conform() {
             assert_eq!(ended.len(), INFLIGHT_MAX);
             assert!(ended.iter().all(|(_, status)| status.is_ok()));
         } else {
-            skip("this loop device has no discard");
+            skip("this loop device does not support discard");
         }
         let text = refusal(&device.0, false, direct, None);
         assert!(text.contains("in use") || text.contains("locked"), "{text}");

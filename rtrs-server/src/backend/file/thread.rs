@@ -1,9 +1,9 @@
-//! One thread per target for blocking operations that the ring does not support: discards of a
-//! device, and the search for holes in a file.
+//! One thread per target for blocking operations that the ring does not support: discards on a
+//! device, and hole searches in a file.
 //!
 //! BLKDISCARD blocks until the device has finished, and lseek may wait for the file system, so no
 //! shard may call them. Shards put jobs into a bounded queue; the thread runs them in order,
-//! answers the requesting queue and wakes its shard. The thread ends when the target and all its
+//! answers the requesting queue and wakes its shard. The thread exits when the target and all its
 //! queues are dropped.
 
 use std::fs::File;
@@ -23,10 +23,10 @@ const SEARCH_MAX: Duration = Duration::from_millis(20);
 /// Maximum number of queued jobs from all shards.
 const JOBS_MAX: usize = 256;
 
-/// Answer: slot of the requesting queue, and the result.
+/// Slot of the requesting queue, and the result of its job.
 pub(super) type Answer = (u32, Outcome);
 
-/// Destination of answers to a queue.
+/// Where to send a queue's answers.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) answer: Sender<Answer>,
@@ -46,7 +46,7 @@ impl Reply {
 #[derive(Debug)]
 pub(super) enum Work {
     Discard,
-    /// Lists the extents into this buffer, in whole blocks of this size in bytes.
+    /// Lists the extents in this buffer, in whole blocks of the given size in bytes.
     Extents(MemSlice, u32),
 }
 
@@ -80,7 +80,7 @@ impl TargetThread {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => false,
             Err(TrySendError::Disconnected(job)) => {
-                // Only a bug in this server can have ended the thread.
+                // Only a bug in this server can have stopped the thread.
                 job.reply.send((job.slot, IoStatus::Io.into()));
                 true
             }
@@ -105,8 +105,8 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
 }
 
 /// Lists the extents of a range: as many as fit and are found in time, but at least one; the last
-/// one may extend beyond the range. Only whole blocks are holes. The range beyond the end of the
-/// file is not a hole, because it cannot be read.
+/// one may extend beyond the range. Only whole blocks count as holes. The range beyond the end of
+/// the file is not a hole, because it cannot be read.
 fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let (mut at, to) = (range.start, range.end);

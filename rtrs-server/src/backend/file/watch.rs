@@ -1,13 +1,13 @@
 //! Examination of a target: its length, and whether its path still leads to it.
 //!
-//! A target that has grown enlarges its device, and clients are informed (`daemon/sizes.rs`). A
-//! write past the end of a truncated file would extend it again, with zeroes in place of the data.
-//! A thread therefore examines each target once a second, off the shards, because that can block on
-//! a remote file system (`watcher.rs`); a flush also ends with an examination (`queue.rs`). IO
-//! below the lowest observed end continues; IO beyond it fails until the target is exported again
-//! or resized by command, whatever the target's length is by then. The truncated data may have been
-//! acknowledged but not flushed: one flush fails for each truncation, and the engine informs the
-//! other sessions. Each change is logged once.
+//! When a target grows, its device grows too, and clients are informed (`daemon/sizes.rs`). A write
+//! past the end of a truncated file would extend it again, with zeroes in place of the data. A
+//! thread therefore examines each target once a second, off the shards, because an examination can
+//! block on a remote file system (`watcher.rs`); a flush also ends with an examination
+//! (`queue.rs`). IO below the lowest observed end continues; IO beyond it fails until the target is
+//! exported again or resized by command, whatever the target's length is by then. The truncated
+//! data may have been acknowledged but not flushed: one flush fails for each truncation, and the
+//! engine informs the other sessions. Each change is logged once.
 //!
 //! A path may later lead to a different file (`mv new.img vol.img`, as done by rsync, restores and
 //! editors), to a different device (udev recreates nodes), or nowhere. The export keeps the target
@@ -28,7 +28,7 @@ use super::shared::Shared;
 use super::watcher::{Examine, Watch, Watcher};
 use crate::backend::target::SIZE_MAX;
 
-/// Maximum time to wait for changes beyond the new end of a file that is shrunk.
+/// Maximum time to wait for changes beyond the new end of a file that is being shrunk.
 const CHANGES_MAX: Duration = Duration::from_secs(10);
 
 /// Watcher of all targets of the process.
@@ -48,7 +48,7 @@ impl Examine for Shared {
     }
 }
 
-/// Current size of a target in bytes, and whether it has a name.
+/// Returns a target's current size in bytes, and whether it has a name.
 fn measure(file: &File, device: bool) -> io::Result<(u64, bool)> {
     if device {
         return Ok((blkdev::device_size(file)?, true));
@@ -144,7 +144,7 @@ impl Shared {
         number
     }
 
-    /// Whether the examination with this number, or a later one, has ended.
+    /// Whether the examination with this number, or a later one, has finished.
     pub(super) fn has_looked(&self, number: u64) -> bool {
         self.looks_ended.load(Ordering::SeqCst) >= number
     }
@@ -261,8 +261,8 @@ impl Shared {
         if has == size { Ok(()) } else { self.file.set_len(size) }
     }
 
-    /// Returns the result of an otherwise successful flush: it fails if the target was truncated
-    /// and no flush has failed because of that.
+    /// Returns the result of an otherwise successful flush, which fails if the target was truncated
+    /// and no flush has failed for that reason yet.
     pub(super) fn flushed(&self) -> IoStatus {
         let end = self.end.load(Ordering::SeqCst);
         if self.reported.fetch_min(end, Ordering::SeqCst) > end {
@@ -272,7 +272,7 @@ impl Shared {
         }
     }
 
-    /// Whether the target was truncated and no flush has failed because of that.
+    /// Whether the target was truncated and no flush has failed for that reason yet.
     pub(super) fn is_cut_unreported(&self) -> bool {
         self.reported.load(Ordering::SeqCst) > self.end.load(Ordering::SeqCst)
     }

@@ -2,9 +2,9 @@
 //!
 //! Examining a target can block on a remote file system. The thread therefore delegates the work to
 //! a helper thread and waits for it at most until the next round is due. If a target has not
-//! answered by then, it keeps that helper and is skipped meanwhile; another helper examines the
-//! others. There are thus two threads, and one more for each target that does not answer. The
-//! threads start with the first target and end within a second of the last.
+//! answered by then, it keeps that helper and is skipped in the meantime; another helper examines
+//! the others. There are thus two threads, and one more for each target that does not answer. The
+//! threads start with the first target and exit within a second of the last one's removal.
 
 use std::collections::VecDeque;
 use std::io;
@@ -45,7 +45,7 @@ impl<T> Clone for Entry<T> {
     }
 }
 
-/// Targets that wait for a helper.
+/// Targets waiting for a helper.
 type Batch<T> = Arc<Mutex<VecDeque<Entry<T>>>>;
 
 /// Examines targets periodically.
@@ -56,7 +56,7 @@ struct Watched<T> {
     thread: Option<Thread>,
 }
 
-/// Handle to have a target examined before the next round.
+/// Handle for requesting that a target be examined before the next round.
 #[derive(Debug)]
 pub(super) struct Watch {
     flags: Arc<Flags>,
@@ -64,7 +64,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Requests an examination soon.
+    /// Requests that the target be examined soon.
     pub(super) fn look(&self) {
         if !self.flags.wanted.swap(true, Ordering::Relaxed) {
             self.thread.unpark();
@@ -116,8 +116,8 @@ impl<T: Examine> Watcher<T> {
         }
     }
 
-    /// Targets to examine now: all, or the requested ones. Returns None if no target is left; the
-    /// thread then ends.
+    /// Returns the targets to examine now: all, or the requested ones. Returns None if no target is
+    /// left; the thread then exits.
     fn due(&self, all: bool) -> Option<Batch<T>> {
         let mut watched = self.0.lock();
         watched.entries.retain(|entry| entry.target.strong_count() > 0);
@@ -141,7 +141,7 @@ impl<T: Examine> Watcher<T> {
         if orders.send(Arc::clone(batch)).is_ok() && done.recv_timeout(wait).is_ok() {
             *helper = Some(Helper { orders, done });
         }
-        // Otherwise the helper ends when the target that blocks it has answered.
+        // Otherwise the helper exits when the target that blocks it has answered.
         true
     }
 }
@@ -195,7 +195,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Target {
         looks: AtomicU32,
-        /// Examinations do not end while this is locked.
+        /// Examinations hang while this is locked.
         hangs: Mutex<()>,
     }
 

@@ -15,7 +15,7 @@ use crate::backend::target::INFLIGHT_MAX;
 pub(super) const WORKERS: usize = 32;
 const WORKERS_SIGNED: i32 = 32;
 
-/// Manner in which an operation is submitted to the ring.
+/// How an operation is submitted to the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Submission {
     /// Runs before the call returns.
@@ -28,7 +28,7 @@ pub(super) enum Submission {
     Worker,
 }
 
-/// Workers of one queue, and the IOs that wait for one.
+/// Workers of one queue, and the IOs waiting for one.
 #[derive(Debug)]
 pub(super) struct Workers {
     in_memory: bool,
@@ -36,18 +36,18 @@ pub(super) struct Workers {
     direct: bool,
     /// Whether operations on the target can fail instead of blocking (RWF_NOWAIT).
     pub(super) nowait: bool,
-    /// Whether the target is a block device through the page cache.
+    /// Whether the target is a block device accessed through the page cache.
     pub(super) cached_device: bool,
     /// Whether submitting reads and writes may block.
     pub(super) blocks: bool,
     /// Number of free workers out of [`WORKERS`].
     free: usize,
-    /// Slots that wait for a worker.
+    /// Slots waiting for a worker.
     waiting: VecDeque<u32>,
 }
 
 impl Workers {
-    /// Adds this queue's workers to those of the ring.
+    /// Adds this queue's workers to the ring's.
     pub(super) fn new(shared: &Shared, ring: &Ring) -> Self {
         if let Err(error) = ring.add_workers(WORKERS_SIGNED) {
             tracing::warn!(
@@ -66,14 +66,14 @@ impl Workers {
         }
     }
 
-    /// Removes this queue's workers from those of the ring.
+    /// Removes this queue's workers from the ring's.
     pub(super) fn close(&self, ring: &Ring) {
         // A failure leaves the ring with more threads than it needs.
         let _ = ring.add_workers(-WORKERS_SIGNED);
     }
 
-    /// Returns how to submit the next operation of a slot, which takes a worker if the operation
-    /// needs one. Without a free worker the slot waits.
+    /// Returns how to submit a slot's next operation. If it needs a worker, the slot takes one; if
+    /// none is free, the slot waits and `None` is returned.
     pub(super) fn admit(&mut self, index: u32, slot: &mut Slot) -> Option<Submission> {
         let submission = if self.in_memory && slot.phase == Phase::Transfer {
             Submission::Inline
@@ -97,7 +97,7 @@ impl Workers {
         Some(submission)
     }
 
-    /// Takes back the worker of a slot. Returns whether the slot had one, so that waiting slots may
+    /// Takes back a slot's worker. Returns whether the slot had one, so that waiting slots may
     /// start.
     pub(super) fn release(&mut self, slot: &mut Slot) -> bool {
         let had = std::mem::take(&mut slot.worker);
@@ -110,16 +110,16 @@ impl Workers {
         if self.free > 0 { self.waiting.pop_front() } else { None }
     }
 
-    /// Whether a transfer is limited if it blocks: direct IO with NOWAIT, which blocks when the
-    /// device has no free tags, and writes to a device through the page cache.
+    /// Whether a blocking transfer counts against the limit: direct IO with NOWAIT, which blocks
+    /// when the device has no free tags, and writes to a device through the page cache.
     fn limits_transfer(&self, slot: &Slot) -> bool {
         let direct = self.direct && self.nowait;
         matches!(slot.phase, Phase::Transfer | Phase::WriteZeroes)
             && (direct || (self.cached_device && slot.op != IoOp::Read))
     }
 
-    /// Whether an operation needs a worker. Reads and writes of a file through the page cache
-    /// mostly need no thread, or for writes one per file.
+    /// Whether an operation needs a worker. A file's IO through the page cache seldom needs a
+    /// thread, and all its writes together need at most one.
     fn is_needed(&self, slot: &Slot) -> bool {
         match slot.phase {
             Phase::Transfer | Phase::WriteZeroes => self.blocks || self.limits_transfer(slot),

@@ -49,7 +49,7 @@ impl ErrorPlan {
 #[derive(Debug)]
 struct Errors {
     plan: ErrorPlan,
-    /// Number of IOs of the operations in the plan, across all shards.
+    /// Number of valid IOs with an operation of the plan, across all shards.
     count: AtomicU64,
 }
 

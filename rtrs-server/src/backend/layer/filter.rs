@@ -1,5 +1,5 @@
-//! Common implementation of layers. A [`Layer`] is the device, which holds delayed and failed IOs;
-//! its [`Filter`] decides what happens to each IO.
+//! Common implementation of layers. The devices of a [`Layer`] hold delayed and failed IOs; its
+//! [`Filter`] decides what happens to each IO.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -37,18 +37,18 @@ pub(super) trait Filter: Debug + Send + Sync {
         below
     }
 
-    /// Seed of the random numbers of a shard.
+    /// Seed of each shard's random numbers.
     fn seed(&self) -> u64 {
         0
     }
 
-    /// Decides what happens to an IO. `geometry` is that of the layer.
+    /// Decides what happens to an IO. `geometry` is the layer's.
     fn decide(&self, io: &Io, geometry: &Geometry, random: &mut Prng) -> Verdict;
 
-    /// Undoes a decision after the device below gave the IO back; the IO is submitted again.
+    /// Undoes a decision after the device below handed the IO back; the IO is submitted again.
     fn undo(&self, _io: &Io, _geometry: &Geometry) {}
 
-    /// Whether the IO held longest may continue; if so, it does.
+    /// Whether the IO held longest may continue. If so, the caller releases it.
     fn may_continue(&self, _since: Instant, _now: Instant) -> bool {
         true
     }

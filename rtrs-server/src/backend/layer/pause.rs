@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Operations and range that are held; None if nothing is held.
+    /// Operations and range to hold; None to hold nothing.
     filter: Option<(Vec<IoOp>, Range<u64>)>,
     held: usize,
     /// Number of held IOs that may continue.
@@ -43,7 +43,7 @@ impl PauseHandle {
         self.state.lock().filter = Some((ops.to_vec(), range));
     }
 
-    /// Number of IOs held now, across all shards.
+    /// Number of IOs currently held, across all shards.
     pub fn held(&self) -> usize {
         self.state.lock().held
     }

@@ -3,7 +3,7 @@
 //! A flush proves only that the server behind its own connection has made durable what that
 //! instance of the server acknowledged. Another connection may lead to an earlier instance, whose
 //! cache is gone, or to another host. A flush of the export is therefore complete when each
-//! connection with unsettled changes has answered a flush of its own. A connection that ends with
+//! connection with unsettled changes has answered a flush of its own. A connection that closes with
 //! unsettled changes counts as a loss, and one flush fails for each loss; the engine informs all
 //! sessions.
 
@@ -15,7 +15,7 @@ use rtrs_core::block::WakeHandle;
 use rtrs_core::time::Duration;
 
 /// Maximum time for a connection to answer a flush on behalf of another, counted from the answer to
-/// the flush of that other connection.
+/// that other connection's flush.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// Unsettled changes of one connection.
@@ -118,7 +118,7 @@ impl Changes {
         self.latest.load(Ordering::SeqCst)
     }
 
-    /// Counts a loss if the connection's changes are unsettled. Returns whether it did.
+    /// Counts a loss if the connection has unsettled changes. Returns whether it has.
     pub(super) fn lose(&self, account: &Account) -> bool {
         let lost = account.owes_any();
         if lost {
@@ -129,7 +129,7 @@ impl Changes {
         lost
     }
 
-    /// Marks all losses as reported. Returns false if one was not reported yet.
+    /// Marks all losses as reported. Returns false if one had not been reported yet.
     pub(super) fn report(&self) -> bool {
         let losses = self.losses.load(Ordering::SeqCst);
         self.reported.fetch_max(losses, Ordering::SeqCst) >= losses
@@ -155,7 +155,7 @@ impl Changes {
 /// A connection's copy of the list of all accounts, renewed when the list has changed.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// One more than the version of the copy; 0 for none.
+    /// One more than the version of the copy; 0 if there is none.
     copied: u64,
     accounts: Vec<Arc<Account>>,
 }

@@ -15,7 +15,7 @@ use super::shared::{Shared, Wanted};
 /// First and maximum pause between attempts; each pause is twice the previous one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Starts the thread, which ends soon after its export does.
+/// Starts the thread, which exits soon after the export is dropped.
 pub(super) fn start(shared: &Arc<Shared>, wanted: mpsc::Receiver<Wanted>) -> io::Result<()> {
     let shared = Arc::downgrade(shared);
     thread::Builder::new().name("nbd-dialer".into()).spawn(move || run(&shared, wanted))?;

@@ -15,7 +15,7 @@ use crate::backend::target::INFLIGHT_MAX;
 /// Interval between checks of a flush that waits for other connections.
 const WAIT_STEP: Duration = Duration::from_millis(500);
 
-/// A flush that was answered, but waits for the flushes of other connections.
+/// A flush that has been answered, but waits for the flushes of other connections.
 struct WaitingFlush {
     tag: u64,
     mark: u64,
@@ -84,7 +84,7 @@ impl Flushes {
         shared.changes.wake_waiting();
     }
 
-    /// Ends flushes whose changes are settled on all connections.
+    /// Completes flushes whose changes are settled on all connections, or that waited too long.
     pub(super) fn end_settled(&mut self, shared: &Shared, now: Instant, done: &mut Done) -> bool {
         let changes = &shared.changes;
         let before = done.len();

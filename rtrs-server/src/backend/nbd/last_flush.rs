@@ -1,8 +1,8 @@
 //! The last flush over a connection whose device is closed, on a thread.
 //!
-//! A device is closed with the last session that has its export open. Its writes since the last
-//! flush are then made durable: the server may be restarted before the next session opens the
-//! export, and without a connection no loss would be detected.
+//! A device is closed when the last session closes its export. The writes since the last flush are
+//! then made durable: the server may be restarted before the next session opens the export, and
+//! without a connection no loss would be detected.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use super::shared::{GONE_MAX, Shared, Wanted};
 enum State {
     /// In use for requests and replies.
     Up(Fd),
-    /// Ended, but ring operations still use it.
+    /// Failed, but ring operations still use it.
     Ending,
     /// A new connection is being established, since the given time.
     Down(mpsc::Receiver<(OwnedFd, Offered)>, Option<Instant>),
@@ -61,7 +61,7 @@ impl Link {
         self.up().is_some()
     }
 
-    /// Whether the connection has ended and no new connection has been requested.
+    /// Whether the connection has failed and no new connection has been requested.
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.state, State::Ending)
     }
@@ -74,7 +74,7 @@ impl Link {
         self.structured
     }
 
-    /// Stops the use of a connection that has failed.
+    /// Stops using a connection that has failed.
     pub(super) fn lose(&mut self) {
         self.state = State::Ending;
     }
@@ -84,7 +84,7 @@ impl Link {
         self.state = ask(shared, &self.alive, &self.wake);
     }
 
-    /// Adopts a new connection if there is one.
+    /// Adopts a new connection if one is ready, or reports once that the server is gone.
     pub(super) fn poll(&mut self, now: Instant) -> Option<LinkEvent> {
         let State::Down(made, since) = &mut self.state else { return None };
         let since = *since.get_or_insert(now);
@@ -114,7 +114,7 @@ impl Link {
 fn ask(shared: &Shared, alive: &Arc<()>, wake: &WakeHandle) -> State {
     let (made, wait) = mpsc::channel();
     let (asker, wake) = (Arc::downgrade(alive), wake.clone());
-    // The thread ends only with the export.
+    // The thread runs as long as the export exists.
     let _ = shared.dialer.send(Wanted { made, asker, wake });
     State::Down(wait, None)
 }

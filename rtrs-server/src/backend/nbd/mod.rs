@@ -5,11 +5,11 @@
 //! their IOs (`single.rs`). Everything before a connection's first request may block, and runs on a
 //! thread of the export (`dialer.rs`).
 //!
-//! A connection that ends is reestablished; meanwhile IOs wait for at most `GONE_MAX`. Unanswered
+//! A lost connection is reestablished; in the meantime, IOs wait for at most `GONE_MAX`. Unanswered
 //! requests are resent. Changes that were answered but not flushed may be lost if the server has
-//! ended: one flush fails for that reason, and the engine informs all sessions (`changes.rs`). A
+//! stopped: one flush fails for that reason, and the engine informs all sessions (`changes.rs`). A
 //! device is flushed when it is closed (`last_flush.rs`). Changes still unflushed when this process
-//! ends are not recorded anywhere, so the cache ID of the export depends on the process
+//! exits are not recorded anywhere, so the export's cache ID depends on the process
 //! (`state/clean_stop.rs`).
 
 mod changes;
@@ -144,7 +144,7 @@ fn refused(text: &str, how: &NbdOptions, error: DialError) -> BackendError {
     }
 }
 
-/// Capabilities of the export.
+/// Returns the export's capabilities.
 fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry, BackendError> {
     let has = |flag| offered.flags & flag != 0;
     if has(tf::READ_ONLY) && !how.read_only {
@@ -207,7 +207,7 @@ impl BlockSource for NbdSource {
         SharedErrors::Flushes
     }
 
-    /// The server continues to execute requests of connections that have ended.
+    /// The server may still be executing requests from closed connections.
     fn is_exclusive(&self) -> bool {
         self.shared.geometry.read_only
     }
@@ -229,7 +229,7 @@ impl BlockSource for NbdSource {
                 let errno = i32::from(done.status.to_errno());
                 return if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
             }
-            // A queue of a different thread does not wake this ring.
+            // A queue on a different thread does not wake this ring.
             ring.turn_or_sleep(Some(POLL_INTERVAL))?;
         }
         Err(io::ErrorKind::TimedOut.into())

@@ -1,6 +1,6 @@
-//! [`NbdDevice`]: one connection to an NBD server on a shard's ring, with the IOs of the shard.
+//! [`NbdDevice`]: one connection to an NBD server on a shard's ring, with the shard's IOs.
 //!
-//! The parts own their state, and this file connects them: `link.rs` the connection,
+//! The parts own their state, and this file connects them: `link.rs` has the connection,
 //! `outstanding.rs` unanswered requests, `sender.rs` and `receiver.rs` the two directions, and
 //! `flushes.rs` flushes that wait for other connections.
 
@@ -28,7 +28,7 @@ use super::shared::{GONE_MAX, Shared};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// One shard's queue of an NBD server.
+/// One shard's queue to an NBD server.
 pub(super) struct NbdDevice {
     shared: Arc<Shared>,
     geometry: Geometry,
@@ -67,7 +67,7 @@ impl NbdDevice {
         })
     }
 
-    /// Processes received bytes. Returns the reason why the connection must end, if there is one.
+    /// Processes received bytes. Returns why the connection must be closed, if it must.
     fn received(&mut self, count: usize) -> Option<String> {
         self.receiver.add(count);
         loop {
@@ -82,7 +82,7 @@ impl NbdDevice {
         }
     }
 
-    /// Ends a request. A successful flush continues to wait for other connections.
+    /// Completes a request. A successful flush continues to wait for other connections.
     fn end(&mut self, slot: &Slot, status: IoStatus) {
         let (op, mark) = (slot.op, slot.mark);
         // A change with FUA may fail with the error of an earlier write-back, whatever its errno.
@@ -142,7 +142,7 @@ impl NbdDevice {
         self.link.reconnect(&self.shared);
     }
 
-    /// Adopts a new connection if there is one.
+    /// Adopts a new connection if one is ready, or fails queued IO if the server is gone.
     fn connect(&mut self, now: Instant) -> bool {
         match self.link.poll(now) {
             None => return false,

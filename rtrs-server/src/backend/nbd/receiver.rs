@@ -1,6 +1,6 @@
 //! Receiving end of a connection to an NBD server.
 //!
-//! Replies are received into a buffer, and the remainder of large data directly into its
+//! Replies are received into a buffer, and the remainder of large data goes directly into its
 //! destination.
 
 use std::io;
@@ -60,7 +60,7 @@ impl Receiver {
             return;
         }
         let buf = match self.incoming {
-            // All received data was processed.
+            // All received data has been processed.
             Some(Incoming { row, at, left }) => outstanding.slot(row).target(at, left),
             None => self.room(),
         };
@@ -71,7 +71,7 @@ impl Receiver {
     /// Moves unprocessed data to the start of the buffer and returns the rest of the buffer.
     fn room(&mut self) -> MemSlice {
         let (start, end) = self.filled;
-        // The remaining bytes are at most part of a head.
+        // The remaining bytes are at most part of a reply header.
         if start > 0 {
             let mut part = [0; HEAD];
             let part = &mut part[..end - start];
@@ -83,7 +83,7 @@ impl Receiver {
         room.unwrap_or_else(|| unreachable!("within the buffer"))
     }
 
-    /// Records the end of the receive.
+    /// Records that the receive has completed.
     pub(super) fn ended(&mut self) {
         self.running = None;
     }
@@ -139,7 +139,7 @@ impl Receiver {
         }
     }
 
-    /// Discards the unprocessed data of an ended connection.
+    /// Discards the unprocessed data of a failed connection.
     pub(super) fn reset(&mut self) {
         (self.filled, self.incoming) = ((0, 0), None);
     }

@@ -11,7 +11,7 @@ use rtrs_core::rt::{Fd, Op, OpId, Port};
 
 use super::outstanding::{Outstanding, ROWS};
 
-/// Maximum number of slices in one send: a head and data for each of 128 requests.
+/// Maximum number of slices in one send: a header and data for each of 128 requests.
 const SLICES: usize = 256;
 /// Number of bytes at which a send is full.
 const SEND_BYTES: usize = 1 << 20;
@@ -22,7 +22,7 @@ pub(super) const SEND: u64 = 0;
 pub(super) struct Sender {
     /// Rows whose requests must be sent, in this order.
     queue: VecDeque<u32>,
-    /// Heads of requests, by row.
+    /// Request headers, by row.
     heads: Arc<Region>,
     vecs: Option<Box<IoVecs>>,
     running: Option<OpId>,
@@ -84,7 +84,7 @@ impl Sender {
         self.running = Some(port.submit(Op::SendMsg { fd, iov }, SEND));
     }
 
-    /// Processes the end of a send. If the connection `is_up`, the rest of an incomplete send is
+    /// Processes a completed send. If the connection `is_up`, the rest of an incomplete send is
     /// submitted.
     pub(super) fn ended(&mut self, send: SentMessage, is_up: bool, port: &Port) -> io::Result<()> {
         self.running = None;

@@ -14,12 +14,12 @@ use super::changes::{Account, Changes};
 /// Maximum time that IOs wait for an unavailable server.
 pub(super) const GONE_MAX: Duration = Duration::from_secs(300);
 
-/// Options for exporting an export of an NBD server.
+/// Options for exporting an NBD server's export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdOptions {
     /// Address of the server.
     pub address: ServerAddress,
-    /// Name of the export at the server.
+    /// Name of the export on the server.
     pub name: String,
     /// Whether to refuse writes.
     pub read_only: bool,
@@ -29,10 +29,10 @@ pub struct NbdOptions {
     pub open_max: Duration,
 }
 
-/// A queue that requests a connection.
+/// A queue's request for a connection.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Destination of the connection.
+    /// Where to send the connection.
     pub(super) made: mpsc::Sender<(OwnedFd, Offered)>,
     /// Expires with the queue.
     pub(super) asker: Weak<()>,
@@ -61,7 +61,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Counts a loss if changes of a connection are unsettled, and logs the reason.
+    /// Counts a loss if a connection has unsettled changes, and logs the reason.
     pub(super) fn log_loss(&self, account: &Account, why: &str) {
         if self.changes.lose(account) {
             tracing::error!(

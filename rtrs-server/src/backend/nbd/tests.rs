@@ -52,7 +52,7 @@ fn free_port() -> u16 {
     std::iter::repeat_with(drawn).take(1000).find(is_free).unwrap()
 }
 
-/// A test's directory, removed at its end.
+/// A test's directory, removed when the test ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -90,7 +90,7 @@ impl Drop for Scratch {
 /// A third-party server, stopped when dropped.
 struct Upstream {
     child: Child,
-    /// File with the process ID of a server that detaches from its starter.
+    /// File with the process ID of a server that detaches from its parent.
     pid_file: Option<String>,
     url: String,
 }
@@ -275,7 +275,7 @@ fn a_restarted_server_is_reconnected_and_a_loss_reported_once() {
         assert_eq!(rig.write(0, &[1; 4096]), IoStatus::Ok);
         assert_eq!(flush(&mut rig), IoStatus::Ok);
 
-        // All data is flushed: nothing is lost, and requests wait meanwhile.
+        // All data is flushed: nothing is lost, and requests wait in the meantime.
         drop(upstream);
         let io = rig.transfer(IoOp::Read, 0, 8192, 4096);
         rig.device.submit(io).unwrap();

@@ -1,5 +1,5 @@
-//! Images of Ceph's block device: opening an image, determining its capabilities, and the IO queue
-//! of a shard.
+//! Ceph block device (RBD) images: opening an image, determining its capabilities, and a shard's IO
+//! queue.
 //!
 //! An export has one cluster client with one open image (`rtrs_core::rbd`); each shard starts its
 //! IOs on that image and receives their completions from its own queue. A writable export holds the
@@ -33,9 +33,9 @@ use crate::backend::target::{BackendError, INFLIGHT_MAX, whole_blocks};
 
 /// Minimum unit that an OSD stores; librbd ignores smaller discards.
 const DISCARD_GRANULARITY: u32 = 64 << 10;
-/// Bounds of the announced maximum IO size, which is otherwise the size of an object.
+/// Bounds of the announced maximum IO size, which otherwise equals the object size.
 const IO_MAX: (u64, u64) = (1 << 20, 32 << 20);
-/// Additional time to open an image after the monitors have answered late.
+/// Additional time to open an image if the monitors answer late.
 const OSD_MAX: Duration = Duration::from_secs(1);
 /// Maximum time to take the lock: a dead client still holds it for 30 s.
 const LOCK_MAX: Duration = Duration::from_secs(45);
@@ -78,7 +78,7 @@ pub(super) struct Shared {
     end: AtomicU64,
     /// Held to change `size` and `end`.
     resizing: Mutex<()>,
-    /// Whether the log already reports that the cluster refuses this client.
+    /// Whether it was already reported that the cluster refuses this client.
     refused: AtomicBool,
     /// Callback of a gateway, called when the cluster refuses this client.
     refused_to: Option<Refused>,
@@ -173,9 +173,9 @@ impl RbdSource {
     }
 }
 
-/// Opens an image without its lock.
+/// Opens an image without taking its lock.
 pub(super) fn open_image(name: &str, address: &ImageAddress) -> Result<Image, BackendError> {
-    // The monitors get the configured time, and the OSDs a little longer.
+    // The monitors are given the configured time, and the OSDs a little longer.
     let (at, limit) = (address.clone(), address.connect_max + OSD_MAX);
     let image = within("rbd-open", limit, move || Image::open(&at));
     let image = image.map_err(|error| system(name, error))?;
@@ -197,12 +197,12 @@ pub(super) fn open_image(name: &str, address: &ImageAddress) -> Result<Image, Ba
     Ok(image)
 }
 
-/// Takes the lock of an image.
+/// Takes an image's lock.
 fn lock(name: &str, image: Image) -> Result<Image, BackendError> {
     // Used only in the log and the error.
     let owner = image.lock_owner().ok().flatten();
     if let Some(owner) = &owner {
-        tracing::warn!("{name}: {owner} has the lock of this image; waiting for it");
+        tracing::warn!("{name}: {owner} holds this image's lock; waiting for it");
     }
     let locked = within("rbd-lock", LOCK_MAX, move || {
         let locked = image.lock();
@@ -316,7 +316,7 @@ impl Shared {
         }
     }
 
-    /// Size of the image in whole blocks. Blocks the thread.
+    /// Returns the image's size in whole blocks. Blocks the thread.
     fn image_size(&self) -> io::Result<u64> {
         let block = u64::from(self.geometry.logical_block);
         Ok(self.image.size()? / block * block)
@@ -334,7 +334,7 @@ impl Shared {
             return if short { IoStatus::Beyond.into() } else { IoStatus::Ok.into() };
         }
         let errno = errno::fit(i32::try_from(result).unwrap_or(i32::MIN));
-        // EBLOCKLISTED of Ceph.
+        // Ceph's EBLOCKLISTED.
         let refused = errno == errno::ESHUTDOWN;
         if let Some(Refused(report)) = &self.refused_to
             && (refused || errno == errno::EROFS)
@@ -428,7 +428,7 @@ impl BlockSource for RbdSource {
     }
 }
 
-/// Queue of a shard.
+/// A shard's queue.
 #[derive(Debug)]
 struct RbdDevice {
     geometry: Geometry,

@@ -1,4 +1,4 @@
-//! Images of Ceph's block device: `image.rs` for images that only this server exports, `gateway/`
+//! Ceph block device (RBD) images: `image.rs` for images that only this server exports, `gateway/`
 //! for images shared with other servers.
 
 mod gateway;

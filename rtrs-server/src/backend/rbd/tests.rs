@@ -1,5 +1,5 @@
-//! Tests of images on this machine's cluster: the contract of a backend, sizes, a slow OSD, and
-//! refusals. `tests/interop/ceph.rs` tests tools and daemons.
+//! Tests of images on this machine's cluster: the backend contract, sizes, a slow OSD, and
+//! refusals. `tests/interop/ceph.rs` covers tools and daemons.
 
 use std::cell::Cell;
 use std::fs;

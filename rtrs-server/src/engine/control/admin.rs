@@ -75,7 +75,7 @@ impl Evicted {
         let paths: Vec<PathKey> = live.map(Path::key).filter(asked).collect();
         match (path, &paths[..]) {
             (Some(path), []) => Err(format!(
-                "session {wanted} has no path {path} that is up; `session list` numbers them"
+                "session {wanted} has no path {path} that is up; `session list` shows the paths"
             )),
             _ => Ok(Ends { session, paths, why: PathEnd::Operator }),
         }
@@ -98,7 +98,7 @@ impl Evicted {
         Ok(Ends { session, paths, why: PathEnd::Evicted })
     }
 
-    /// Finds a session by its UUID, its ID in the log or its name, in this order.
+    /// Finds a session by its UUID, its ID in the log or its name, in that order.
     fn find<'a>(&self, wanted: &str, registry: &'a Registry) -> Result<&'a Session, String> {
         let named = |session: &&Session| {
             session.name().is_some_and(|name| name.as_bytes() == wanted.as_bytes())

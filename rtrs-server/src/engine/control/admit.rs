@@ -1,9 +1,9 @@
-//! Admission of connections: from the bytes of CON_REQ to a place in a path, or a refusal.
+//! Admission of connections: from the bytes of CON_REQ to membership in a path, or a refusal.
 //!
 //! [`admit`] reads from top to bottom. The order of the checks decides what a client learns: a
-//! client without access learns nothing else, and no session or path ends for a connection that an
-//! earlier check refuses. The checks themselves are in `permission.rs` (access), `limiter` (limits
-//! for clients that have proved nothing), `connect.rs` (paths and memory) and `path.rs`
+//! client without access learns nothing else, and no session or path is closed for a connection
+//! that an earlier check refuses. The checks themselves are in `permission.rs` (access), `limiter`
+//! (limits for clients that have proved nothing), `connect.rs` (paths and memory) and `path.rs`
 //! (connections of a path).
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::registry::Session;
 use crate::engine::ctx::Ctx;
 use crate::path::{PathEnd, PathKey, PathShared};
 
-/// Place of an admitted connection.
+/// Path of an admitted connection, and the connection's index.
 #[derive(Debug)]
 struct Admitted {
     path: Arc<PathShared>,
@@ -89,8 +89,8 @@ fn admit(
     let Control { registry, limiter, connector, .. } = control;
     let (key, deadline) = connector.path_of(attempt, Tables { registry, limiter }, ctx)?;
     control.registry.arm(key, deadline);
-    // The other paths are ended only now: until here, the new path could still be refused, and they
-    // would have ended for nothing.
+    // The other paths are closed only now: the new path could have been refused until here, and
+    // they would have been closed for nothing.
     for other in yielding {
         control.log.refused.count("strangers-ended");
         control.end_path(other, &PathEnd::CrowdedUnproved, ctx);

@@ -1,9 +1,9 @@
-//! CHANGED on one path: selects the devices that the client must open again.
+//! CHANGED on one path: selects the devices that the client must reopen.
 //!
-//! The client's receives limit what may be sent: at most one CHANGED per device is unanswered, and
-//! at most [`UNANSWERED_MAX`] overall. An OPEN of the device over the path, refused or not, is the
-//! answer; it reports the current size, so a device that changes again before that needs no second
-//! CHANGED. Devices beyond the limit are announced when there is room, in the order of their IDs:
+//! The client's posted receives limit what may be sent: at most one CHANGED per device is
+//! unanswered, and at most [`UNANSWERED_MAX`] overall. An OPEN of the device over the path, refused
+//! or not, is the answer. It reports the current size, so a device that changes again before that
+//! needs no second CHANGED. Devices beyond the limit are announced when there is room, in ID order:
 //! only the first of them is stored, so a client that never answers uses no more memory.
 
 use crate::engine::device_table::DeviceId;
@@ -34,8 +34,8 @@ impl Announcer {
         Some(device)
     }
 
-    /// Records that the client opened a device again, in a session that has used `ids` IDs. Returns
-    /// a device that must be announced now; the call must then be repeated.
+    /// Records that the client reopened a device, in a session that has used `ids` IDs. Returns a
+    /// device that must be announced now; the call must then be repeated.
     pub(super) fn answered(&mut self, device: DeviceId, ids: u32) -> Option<DeviceId> {
         self.unanswered.retain(|one| *one != device);
         while self.unanswered.len() < UNANSWERED_MAX {

@@ -4,8 +4,8 @@
 //! The [`Authenticator`](crate::engine::authenticator) creates and verifies signatures, and its
 //! results arrive as messages. A proof is checked against the access lists and keys at the time
 //! when it is admitted, as for a TLS connection. A reconnecting path replaces its predecessor once
-//! it has authenticated. Its answer waits until the shards have stopped serving the predecessor, so
-//! that it acts as a fence, like the answer to any reconnecting path.
+//! it has authenticated. The answer to its AUTH waits until the shards have stopped serving the
+//! predecessor, and so acts as a fence, like the answer to any reconnecting path.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::engine::message::{ControlAnswer, ReplyTo};
 use crate::path::{PathEnd, PathKey};
 
 impl Control {
-    /// Processes the result of a signature operation, unless its path has ended meanwhile.
+    /// Processes the result of a signature operation, unless its path has since ended.
     pub(super) fn proof_done(&mut self, done: ProofDone, ctx: &mut Ctx<'_>) {
         let ProofDone { reply_to, result } = done;
         let key = reply_to.path;
@@ -81,7 +81,7 @@ impl Control {
         if session.shared().who().is_some() && !session.is_of(path) {
             return Err(Refusal::PathExists);
         }
-        // The client has reconnected the path since, so it no longer uses this connect.
+        // The client has since reconnected the path, so it no longer uses this connection attempt.
         let newer = |other: &Path| {
             path.is_older_than(other) && !other.is_unproved() && other.state().may_begin()
         };
@@ -103,7 +103,7 @@ impl Control {
         self.connector.check_memory(session, others.len(), &self.registry)
     }
 
-    /// Completes the authentication of a path's client: the path's previous state ends.
+    /// Completes a client's authentication and closes the path's older connection attempts.
     fn proved(
         &mut self,
         key: PathKey,
@@ -123,8 +123,8 @@ impl Control {
         self.open_proved(id, ctx);
     }
 
-    /// Opens the authenticated paths of a session for which no work of an older connect can begin
-    /// anymore.
+    /// Opens the authenticated paths of a session whose older connection attempts can no longer
+    /// begin any work.
     pub(super) fn open_proved(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
         let registry = &self.registry;
         let serves = |path: &Path| path.state().may_begin() && !path.is_unproved();
@@ -140,7 +140,7 @@ impl Control {
             let proof = path.and_then(|proving| Some((proving.waiting()?, proving.name()?)));
             let Some(((identity, reply_to), name)) = proof else { continue };
             let identity = identity.clone();
-            // Access lists and keys may have changed since.
+            // Access lists and keys may have changed in the meantime.
             match self.admit_proof(key, &identity) {
                 Ok(()) => self.open_path(key, identity, name, reply_to, ctx),
                 Err(refusal) => self.refuse_proof(reply_to, &identity.who, &refusal, ctx),

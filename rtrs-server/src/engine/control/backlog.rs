@@ -1,6 +1,6 @@
 //! Queue of client requests to the control shard.
 //!
-//! All requests to the control shard take time from all clients, including from their heartbeats
+//! Every request to the control shard takes time away from all clients, including their heartbeats,
 //! and from the operator's commands. Requests are therefore queued here, and each turn serves up to
 //! [`TURN`] units of cost, one request per client in rotation; heartbeats, timers and commands are
 //! served first. A client is a session that has opened an export, or a source of sessions that have
@@ -21,7 +21,7 @@ use crate::engine::finder::Examined;
 use crate::engine::message::{ControlRequest, ReplyTo};
 use crate::path::PathKey;
 
-/// Cost limit of a turn. A unit is about the time to look at one export.
+/// Cost limit of a turn. A unit is about the time it takes to examine one export.
 pub(super) const TURN: u32 = 512;
 /// Cost of taking a request from the queue.
 pub(super) const TAKE: u32 = 1;
@@ -95,7 +95,7 @@ impl Backlog {
             ControlRequest::Open { mode, .. } => mode.examined != Examined::No,
             _ => false,
         };
-        // The target of its export was examined on another thread; the path may have ended since.
+        // Its export's target was examined on another thread; the path may have ended meanwhile.
         if examined(&waiting.request) && registry.path(from).is_none() {
             return;
         }
@@ -140,7 +140,7 @@ impl Backlog {
         queue.push_front(waiting);
     }
 
-    /// Drops the requests of a path that ends.
+    /// Drops the requests of a closing path.
     pub(super) fn forget(&mut self, path: PathKey) {
         self.queues.retain(|_, queue| {
             queue.retain(|waiting| waiting.reply_to.path != path);

@@ -1,16 +1,16 @@
-//! Memory of former paths, cached for the next connects of their session.
+//! Memory of former paths, cached for their session's next paths.
 //!
 //! Mapping, pinning and registering the chunks of a path takes tens of milliseconds on devices that
 //! pin memory. A session with several paths survives the end of one, and its client reconnects that
-//! path. The path's memory is therefore kept: the mapping, and the registration if no peer ever had
-//! its key. Keys that a peer has had are never reused.
+//! path. The path's memory is therefore kept: the mapping, and the registration if no peer ever
+//! held its key. Keys that a peer has held are never reused.
 //!
 //! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
 //! nothing more arrives or is read over them, and its block IO has ended
 //! (docs/explanation/fence.md, "Reused memory"). Cached memory never leaves its session, and paths
-//! and cached memory together never exceed the number of paths that the session had at the same
-//! time. A path whose client must still authenticate takes only memory from its own address, and
-//! leaves none. Owned by the control shard.
+//! and cached memory together never exceed the number of paths that the session had simultaneously.
+//! A path whose client must still authenticate takes only memory formerly used by its own address,
+//! and leaves none behind. Owned by the control shard.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) struct CachedChunks {
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
     list: Vec<CachedChunks>,
-    /// Maximum number of paths of known clients with chunks that the session had at the same time.
+    /// Maximum number of paths of known clients with chunks that the session had simultaneously.
     paths_max: usize,
 }
 
@@ -49,7 +49,7 @@ impl ChunkCache {
         self.paths_max = self.paths_max.max(live);
     }
 
-    /// Maximum number of paths with chunks that the session had at the same time.
+    /// Maximum number of paths with chunks that the session had simultaneously.
     pub(super) fn paths_max(&self) -> usize {
         self.paths_max
     }
@@ -83,9 +83,9 @@ impl ChunkCache {
         }
     }
 
-    /// Takes memory for a path over that provider, formerly of a client at that address, if given.
-    /// Prefers memory whose domain `fits`, including its registration; otherwise returns memory
-    /// without a registration.
+    /// Takes memory for a path over this provider; if `peer` is given, only memory formerly used by
+    /// a client at that address. Prefers memory whose domain `fits`, including its registration;
+    /// otherwise returns memory without a registration.
     pub(super) fn take(
         &mut self,
         provider: ProviderIndex,

@@ -39,7 +39,7 @@ pub(super) struct ClientLog {
     /// First suppressed event of each kind since the last line of the kind. If no further event is
     /// recorded, this event is recorded with the number of suppressed ones.
     held: Vec<(Kind, AuditEvent)>,
-    /// Numbers of refused connections and opens, and of sessions evicted for others.
+    /// Numbers of refused connections and opens, and of sessions evicted to admit others.
     pub(super) refused: RefusedCounts,
 }
 
@@ -114,7 +114,7 @@ impl ClientLog {
         });
     }
 
-    /// Records the end of a path if the operator caused it.
+    /// Records the end of a path if the operator ended it.
     pub(super) fn ended(&mut self, client: &Opener, end: &PathEnd) {
         let kind = match end {
             PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted => AuditKind::Evict,
@@ -190,7 +190,7 @@ impl ClientLog {
     /// Logs the number of suppressed lines for kinds without recent events. Returns whether there
     /// were any.
     pub(super) fn close(&mut self, now: Instant) -> bool {
-        // Called in each turn; usually there is none.
+        // Called in each turn; usually nothing is overdue.
         let Some(first) = self.limits.overdue(now) else { return false };
         let (mut overdue, mut due) = (Some(first), Vec::new());
         while let Some((kind, count)) = overdue {

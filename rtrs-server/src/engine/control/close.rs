@@ -2,11 +2,11 @@
 //!
 //! The device ID is invalid from the moment of the close, so no new request begins there. Requests
 //! that the backend is executing continue, as do those that wait for it. Until the last such
-//! request has ended, the session keeps its right to the export, as an evicted one does: its writes
-//! must not land after those of the next session that opens the export. The close is answered at
-//! that point, as in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does
-//! not wait for it, its session remains until then. Each shard is asked once and answers when it
-//! has no more requests.
+//! request has ended, the session keeps its right to the export, as an evicted session does: its
+//! writes must not land after those of the next session that opens the export. The close is
+//! answered at that point, as in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a
+//! client does not wait for it, its session remains until then. Each shard is asked once and
+//! answers when it has no more requests.
 
 use std::mem;
 
@@ -74,7 +74,7 @@ impl Closings {
     /// Records that a shard has no more requests for a closed export. Returns the close if it was
     /// the last shard, so that the close can be answered.
     pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, Option<ReplyTo>)> {
-        // None if the session has ended meanwhile.
+        // None if the session has since ended.
         let at = self.waiting.iter().position(|one| one.closed.close == close)?;
         self.waiting[at].cores -= 1;
         if self.waiting[at].cores > 0 {

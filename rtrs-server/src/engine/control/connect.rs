@@ -152,7 +152,7 @@ impl Connector {
         registry: &'a Registry,
     ) -> Option<&'a Path> {
         let Attempt { request, conn, must_authenticate, .. } = attempt;
-        // A path whose client has yet to authenticate does not take any other client's place.
+        // An unauthenticated connection joins only a path from its own address.
         let peer = request.peer.ip();
         let same = |path: &Path| match must_authenticate {
             true => path.is_connect(conn, peer),
@@ -206,7 +206,7 @@ impl Connector {
         }
         // Two transports between the same addresses count as two routes.
         let route = (provider, request.peer.ip(), request.local.ip());
-        // An authenticating path may replace the path with its UUID.
+        // An authenticating path may replace the path with the same UUID.
         let passed_over = |path: &Path| must_authenticate && path.is_named(conn);
         if live().any(|path| !passed_over(path) && route_of(&path.shared().origin) == route) {
             return Err(Refusal::SameAddresses);
@@ -218,7 +218,7 @@ impl Connector {
     fn check_further_path(&self, attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
         let Attempt { conn, must_authenticate, .. } = attempt;
         let Some(session) = registry.session(conn.session_id) else { return Ok(()) };
-        // An authenticating path may replace the path with its UUID.
+        // An authenticating path may replace the path with the same UUID.
         let live = registry.paths_of(conn.session_id).filter(|path| {
             let replaced = must_authenticate && path.is_named(conn);
             path.state().may_begin() && !path.is_unproved() && !replaced
@@ -291,7 +291,7 @@ impl Connector {
         Ok(key)
     }
 
-    /// Makes the shard of a connection accept it.
+    /// Has a connection's shard accept it.
     pub(super) fn accept(
         &self,
         path: Arc<PathShared>,
@@ -412,7 +412,7 @@ fn check_buffers(fabric: &dyn Fabric, conn: &ConnReq) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Describes a new path by its first connection, which arrived over `transport`.
+/// Describes a new path from its first connection, which arrived over `transport`.
 fn origin_of(attempt: Attempt<'_>, transport: &'static str) -> PathOrigin {
     let Attempt { provider, request, conn, must_authenticate } = attempt;
     let extensions = ClientExtensions::decode(&conn.ext);

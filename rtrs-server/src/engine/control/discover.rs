@@ -70,7 +70,7 @@ pub(super) struct PageRequest<'a> {
     pub(super) room: u32,
 }
 
-/// Sources of the contents of a page.
+/// Sources of a page's contents.
 #[derive(Clone, Copy)]
 pub(super) struct Tables<'a> {
     pub(super) exports: &'a ExportTable,

@@ -2,8 +2,8 @@
 //!
 //! In both cases new connections are refused, running requests are answered, and paths close when
 //! they have none left. On a signal, all paths finish together. A drain finishes the paths of each
-//! session one by one, so that a client can use its other paths meanwhile. When half of the time is
-//! over, the remaining paths finish together, because some path may wait for a backend that never
+//! session one by one, so that a client can use its other paths meanwhile. After half of the time,
+//! the remaining paths finish together, because a path may be waiting for a backend that never
 //! answers. Requests that are still running when the time is over are abandoned and counted.
 
 use rtrs_core::time::{Duration, Instant};
@@ -28,12 +28,12 @@ enum Stop {
     },
     /// Connections are being closed.
     Aborting {
-        /// Deadline for closing them.
+        /// Deadline for closing the connections.
         until: Instant,
         /// Number of requests that did not complete.
         unfinished: u64,
     },
-    /// Shards are ending.
+    /// Shards are exiting.
     Done,
 }
 
@@ -63,7 +63,7 @@ impl Drain {
         self.stop.is_some()
     }
 
-    /// Sets the reply for the operator who waits for a drain.
+    /// Sets the reply for the operator who is waiting for a drain.
     pub(super) fn set_reply(&mut self, reply: AdminReplyTo) {
         self.reply = Some(reply);
     }

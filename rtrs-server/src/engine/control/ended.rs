@@ -1,12 +1,12 @@
 //! Unflushed writes of sessions that ended without closing an export.
 //!
 //! A client whose paths have all failed loses its session. When it reconnects under the same ID it
-//! gets a new session with a new ledger, but for the client nothing has changed: it still relies on
-//! a flush for the writes that were acknowledged before. The control shard therefore keeps the
-//! contents of the ledger, and the next session with that ID takes them over when it opens the
-//! export. A kernel client has no other way to learn of a loss. An rtrs client compares cache IDs
-//! at each open, which reveals earlier failures; it learns of later ones from its flushes, like a
-//! kernel client.
+//! is given a new session with a new ledger, but for the client nothing has changed: it still
+//! relies on a flush for the writes that were acknowledged earlier. The control shard therefore
+//! keeps the contents of the ledger, and the next session with that ID takes them over when it
+//! opens the export. A kernel client has no other way to learn of a loss. An rtrs client compares
+//! cache IDs at each open, which reveals earlier failures; it learns of later ones from its
+//! flushes, like a kernel client.
 //!
 //! At most [`KEPT_MAX`] exports of sessions are kept, each for at most [`KEPT_FOR`]; the oldest are
 //! dropped first.

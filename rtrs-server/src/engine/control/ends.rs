@@ -1,4 +1,4 @@
-//! Ends of paths and sessions: causes, reports of the shards, and timeouts.
+//! Termination of paths and sessions: causes, shard reports and timeouts.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 
 impl Control {
-    /// Begins the end of a path, unless it is ending already.
+    /// Starts closing a path, unless it is already closing.
     pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(key) else { return };
         // After a refused INFO_REQ, the client closes the path.
@@ -43,12 +43,12 @@ impl Control {
         self.advance_end(key, ctx);
     }
 
-    /// Begins the end of several paths.
+    /// Starts closing several paths.
     pub(super) fn end_all(&mut self, keys: Vec<PathKey>, end: &PathEnd, ctx: &mut Ctx<'_>) {
         keys.into_iter().for_each(|key| self.end_path(key, end, ctx));
     }
 
-    /// Processes a shard's report on the end of a path.
+    /// Processes a shard's report on a closing path.
     pub(super) fn report(
         &mut self,
         key: PathKey,
@@ -65,7 +65,7 @@ impl Control {
         self.advance_drain(ctx);
     }
 
-    /// Advances the end of a path; with its last path, a session ends too.
+    /// Advances the shutdown of a path. A session ends with its last path.
     pub(super) fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.live_path(key) else { return };
         let (fenced, gone) = path.advance();

@@ -112,7 +112,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
     AdminReply::Exports(all.collect())
 }
 
-/// Sessions that have exports open, by export name; true for writing.
+/// Sessions that have exports open, by export name; true if for writing.
 pub(super) fn holders(exports: &ExportTable, opens: &Opens, names: Vec<String>) -> AdminReply {
     let of = |name: &str| {
         let users = exports.find(name.as_bytes()).map(|at| opens.users(at)).unwrap_or_default();
@@ -182,7 +182,7 @@ pub(super) fn remove(
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
-    // Lifts the limits, so that delayed requests do not delay the end.
+    // Lifts the limits, so that delayed requests do not delay the removal.
     opens.limit(index, RateLimits::default(), out);
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {

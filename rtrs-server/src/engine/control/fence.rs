@@ -4,9 +4,9 @@
 //! The answer waits until every shard has stopped serving the path: whatever still arrives over its
 //! connections is ignored. The connections may close later: a driver may take a minute to destroy a
 //! queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client that had to wait for that
-//! would consider the path of its FENCE dead too. Block IO of the dead path that is running at that
-//! time may continue: newer changes to the same bytes wait for it, and so do requests that the
-//! client resends (`engine/io/overlap.rs`). Runs on the control shard.
+//! would consider the path that carried its FENCE dead too. Block IO of the dead path that is
+//! running at that time may continue: newer changes to the same bytes wait for it, and so do
+//! requests that the client resends (`engine/io/overlap.rs`). Runs on the control shard.
 //!
 //! A path to a different process of the server is unknown here. Its requests can have no further
 //! effect only if that process had to release the locks of the exports before this one could open
@@ -57,7 +57,7 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Finds the path that a FENCE names, which arrived over another one.
+/// Finds the path that a FENCE names. The FENCE arrived over another path.
 pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'_>) -> Fencing {
     if over.shared().origin.uuid == fence.path {
         return Fencing::Answer(ControlAnswer::Refused(errno::EINVAL));
@@ -65,8 +65,8 @@ pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'
     if !own.can_answer(fence, &over.shared().session) {
         return Fencing::Answer(ControlAnswer::Refused(errno::ENOLCK));
     }
-    // At most one path of a name serves (`connect.rs`, `authenticate.rs`): the older one while it
-    // is being replaced.
+    // At most one path with a given name serves (`connect.rs`, `authenticate.rs`): the older one
+    // while it is being replaced.
     let mut paths = registry.paths_of(over.shared().session.id);
     let meant = paths.find(|path| path.is_covered_by(fence) && !path.is_unproved());
     match meant.filter(|_| !rtrs_core::mutated!(FencedPathKept)) {

@@ -84,8 +84,8 @@ impl Handshake {
         }
     }
 
-    /// Ends the wait for the registration of the chunks, whether successful or not. Returns None if
-    /// the path is closing and so no longer waits.
+    /// Ends the wait for the registration of the chunks, whether or not it succeeded. Returns None
+    /// if the path is closing and so no longer waits.
     pub(super) fn take_held(
         &mut self,
         now: Instant,

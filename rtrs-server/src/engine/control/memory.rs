@@ -1,17 +1,17 @@
 //! The memory limit of chunks (`memory-max`), and the queue depth of a new session.
 //!
-//! A new session gets the server's depth if a path of that depth fits into the remaining memory,
-//! otherwise half that depth, and so on; a client that cannot use a smaller depth is refused.
-//! `rtrs-core/base/src/mem/usage.rs` defines what counts: over TCP the chunks that peers have
-//! written, over RDMA all. The limit therefore applies to new sessions and does not bound the
+//! A new session is given the server's depth if a path of that depth fits into the remaining
+//! memory, otherwise half that depth, and so on; a client that cannot use a smaller depth is
+//! refused. `rtrs-core/base/src/mem/usage.rs` defines what counts: over TCP the chunks that peers
+//! have written, over RDMA all. The limit therefore applies to new sessions and does not bound the
 //! server's memory: existing sessions may still write to chunks that they have never used. A
 //! session may have as many simultaneous paths as it had before, and their memory stays reserved
 //! until the session ends, regardless of what else is admitted: a failed path can always reconnect.
 //! For one more path, all chunks of the session must fit in addition to what others use: no session
 //! uses more than the limit.
 //!
-//! A session keeps its depth as long as either end knows it: its client repeats it to a restarted
-//! server. Owned by the control shard.
+//! A session keeps its depth as long as either end remembers it: the client repeats it to a
+//! restarted server. Owned by the control shard.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl Memory {
         MemorySnapshot { used_bytes: self.meter.used(), max_bytes: self.meter.max() }
     }
 
-    /// Limits of a session that is new to this server. `full` are the server's limits; `reserved`
+    /// Limits of a session that is new to this server. `full` holds the server's limits; `reserved`
     /// is the number of bytes that other sessions may need for paths that they once had.
     pub(super) fn limits_of_new(
         &self,
@@ -74,8 +74,8 @@ impl Memory {
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
         let (mut depth, least) = match has {
-            // A session from before this server's start. If its depth exceeds the server's, it gets
-            // the server's.
+            // A session from before this server's start. If its depth exceeds the server's, it is
+            // given the server's.
             1.. => (has.min(most), has.min(most)),
             // Each shard of the client needs one permit, and a queue.
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
@@ -160,7 +160,7 @@ mod tests {
             assert_eq!(granted(bytes(500), &rigid), Ok(500));
             assert_eq!(granted(bytes(500) - 1, &rigid), refused(bytes(500) - 1, bytes(500)));
         }
-        // A client with a depth gets that depth or none, and at most the server's.
+        // A client that states a depth is given it (at most the server's) or refused.
         for smaller in [false, true] {
             assert_eq!(granted(u64::MAX, &conn(3, smaller, 40)), Ok(40));
             assert_eq!(

@@ -178,7 +178,7 @@ impl Control {
         all.map(|session| self.evicted.snapshot(session, registry, opens, now)).collect()
     }
 
-    /// Processes a message of a shard.
+    /// Processes a message from a shard.
     pub fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
         match message {
             ControlMessage::Info { path, bytes } => {
@@ -241,7 +241,7 @@ impl Control {
         }
     }
 
-    /// Serves a request of a client. Returns `None` if the answer comes later, or is not needed.
+    /// Serves a request from a client. Returns `None` if the answer comes later, or is not needed.
     fn request(
         &mut self,
         reply_to: ReplyTo,
@@ -308,7 +308,7 @@ impl Control {
         let session = Arc::clone(&path.shared().session);
         let origin = &path.shared().origin;
         let (peer, takes_standby) = (origin.peer, origin.takes_standby);
-        // The session may have asked before it was evicted.
+        // The session may have sent the request before it was evicted.
         if self.evicted.contains(session.id) {
             return Some(ControlAnswer::Refused(errno::ESTALE));
         }
@@ -326,7 +326,7 @@ impl Control {
         let named = found != Lookup::Unknown;
         let (id, access) = (session.id, mode.access);
         let asked = OpenCheck { session: id, name, named, access };
-        // The list of a removed export was removed with it, and its users must learn of that.
+        // A removed export has no access list, and its users must learn of the removal.
         if !self.opens.is_removed(id, name, mode)
             && let Some(answer) = self.deny(asked, peer, ctx)
         {
@@ -435,7 +435,7 @@ impl Control {
         self.known.paths_up(self.registry.make_known(session.id), ctx);
     }
 
-    /// Executes a request of the operator.
+    /// Executes a request from the operator.
     fn admin(&mut self, request: AdminRequest, reply: AdminReplyTo, ctx: &mut Ctx<'_>) {
         let ends = match request {
             AdminRequest::Sessions => return reply.send(self.list_sessions(ctx)),

@@ -61,8 +61,8 @@ impl Opens {
     }
 
     /// Processes OPEN of a name with this lookup result, from a session with this name. Returns
-    /// `None` if the finder, whose answer arrives as a message, or the examiner, which resends the
-    /// request, was asked.
+    /// `None` if it was passed to the finder, whose answer arrives as a message, or to the
+    /// examiner, which resends it.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
@@ -139,7 +139,7 @@ impl Opens {
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
-    /// Processes the result of the finder.
+    /// Processes the finder's result.
     pub(super) fn found(
         &mut self,
         session: &SessionShared,
@@ -209,11 +209,11 @@ impl Opens {
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };
         // Flushes report failures since the session first opened the export (`ledger.rs`): later
-        // opens over its paths get the same epoch.
+        // opens over the session's paths get the same epoch.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
         let mut opened = describe(&export, session.limits, device, self.params.instance, epoch);
-        // A kernel client gets the same bytes as it would from a kernel server.
+        // A kernel client receives the same bytes as from a kernel server.
         opened.partial_writes &= compares;
         if !had
             && let Some(ledger) = ledger

@@ -54,7 +54,7 @@ impl OpenModes {
         Ok(())
     }
 
-    /// Records a close. Returns true if no session has the export open any longer.
+    /// Records a close. Returns true if no session has the export open anymore.
     pub fn close(&mut self, export: ExportIndex, session: SessionId) -> bool {
         let Some(opens) = self.opens.get_mut(export.index()) else { return true };
         opens.retain(|(who, _)| *who != session);

@@ -1,5 +1,5 @@
 //! The control shard's view of one path: connections join, INFO_REQ is admitted, heartbeats are
-//! monitored, and the shards report the progress of its end.
+//! monitored, and the shards report the progress of its shutdown.
 //!
 //! Every change of state follows the table of [`PathState`] and is published to the shards.
 
@@ -108,7 +108,7 @@ impl Path {
         self.known_place()
     }
 
-    /// Whether the path has chunks or is getting them, in any state, and its client is known.
+    /// Whether the path has chunks or is waiting for them, in any state, and its client is known.
     pub(super) fn has_memory(&self) -> bool {
         (self.handshake.is_held() || self.shared.chunks.get().is_some()) && !self.is_unproved()
     }
@@ -133,21 +133,21 @@ impl Path {
         self.proving = None;
     }
 
-    /// Whether a connection belongs to this path, and new work of the path may still begin.
+    /// Whether a connection belongs to this path, and the path may still begin new work.
     pub(super) fn is_named(&self, conn: &ConnReq) -> bool {
         self.shared.origin.uuid == conn.path_uuid && self.state.may_begin()
     }
 
-    /// Whether a connection from `peer` belongs to this connect of its path. Anyone who knows the
-    /// path's UUID can also connect it from elsewhere.
+    /// Whether a connection from `peer` belongs to this connection attempt of its path. Anyone who
+    /// knows the path's UUID could also use it from elsewhere.
     pub(super) fn is_connect(&self, conn: &ConnReq, peer: IpAddr) -> bool {
         self.recon_cnt == conn.recon_cnt && self.shared.origin.peer.ip() == peer
     }
 
-    /// Whether the other path is a later connect of the same path.
+    /// Whether the other path is a later connection attempt of the same path.
     pub(super) fn is_older_than(&self, other: &Self) -> bool {
         let same = self.shared.origin.uuid == other.shared.origin.uuid;
-        // Counters wrap: a connect is later if it is ahead by less than half of the range.
+        // Counters wrap: an attempt is later if it is ahead by less than half the range.
         let ahead = other.recon_cnt.wrapping_sub(self.recon_cnt);
         same && (1..0x8000).contains(&ahead)
     }
@@ -159,7 +159,7 @@ impl Path {
             && fence.covers(self.recon_cnt)
     }
 
-    /// Whether the client reconnects the path, which shows that this connect is dead.
+    /// Whether the client reconnects the path, which shows that this connection attempt is dead.
     pub(super) fn is_replaced_by(&self, conn: &ConnReq) -> bool {
         let newer = conn.recon_cnt > self.recon_cnt && !rtrs_core::mutated!(OldPathKept);
         newer && self.state == PathState::Connected
@@ -181,8 +181,8 @@ impl Path {
         Ok(())
     }
 
-    /// Ends the wait for the registration of the chunks, successful or not: the client can then
-    /// continue, up to the deadline. Returns None if the path is ending and no longer waits.
+    /// Ends the wait for the registration of the chunks, successful or not: the client then has
+    /// until the deadline to continue. Returns None if the path is ending and no longer waits.
     pub(super) fn take_held(
         &mut self,
         now: Instant,
@@ -224,7 +224,7 @@ impl Path {
         Some(deadline)
     }
 
-    /// Announces that a device changed its size or was removed, so the client must reopen it.
+    /// Announces that a device has changed size or been removed, so the client must reopen it.
     /// Nothing is sent on a path that does not serve yet or whose client has not authenticated,
     /// because the client opens the device later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
@@ -235,8 +235,8 @@ impl Path {
         }
     }
 
-    /// Records that the client opened one of the session's `ids` devices again over this path, or
-    /// was refused.
+    /// Records that the client reopened a device over this path, or was refused. `ids` is the
+    /// number of device IDs that the session has used.
     pub(super) fn opened_again(&mut self, device: DeviceId, ids: u32, out: &mut Outbox) {
         while let Some(due) = self.announcer.answered(device, ids) {
             self.send_changed(Some(due), out);
@@ -264,8 +264,8 @@ impl Path {
         Some(heartbeat.deadline())
     }
 
-    /// Checks soon whether the client is dead, because another client waits for a resource of the
-    /// session. Returns the time of the next check of the path.
+    /// Brings forward the check for a dead client, because another client is waiting for a resource
+    /// of the session. Returns the time of the next check of the path.
     pub(super) fn hurry(&mut self, now: Instant, out: &mut Outbox) -> Option<Instant> {
         let heartbeat = self.heartbeat.as_mut()?;
         heartbeat.on_traffic(self.shared.heard());
@@ -304,7 +304,7 @@ impl Path {
         let proving = self.proving.as_ref().filter(|_| !self.state.is_ending());
         if let Some(deadline) = proving.map(Proving::deadline) {
             match deadline <= now {
-                // Before INFO_REQ arrives, the proof is not what the path waits for.
+                // Before INFO_REQ arrives, the proof is not what the path is waiting for.
                 true => end = end.or(Some(PathEnd::Unproved)),
                 false => next = earliest(next, Some(deadline)),
             }
@@ -333,8 +333,8 @@ impl Path {
         }
     }
 
-    /// Begins the end of the path, logged at level debug unless `is_loud`. Returns false if the end
-    /// had already begun.
+    /// Starts closing the path, logged at debug level unless `is_loud`. Returns false if the path
+    /// is already closing.
     pub(super) fn close(&mut self, end: &PathEnd, is_loud: bool, out: &mut Outbox) -> bool {
         if matches!(self.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return false;
@@ -342,7 +342,7 @@ impl Path {
         let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
         match end {
             _ if !is_loud => tracing::debug!(%path, %peer, ?state, reason = %end, "path closing"),
-            // The peer can do nothing about these ends, and does not know the reason.
+            // The peer can do nothing about these causes, and is not told the reason.
             PathEnd::Internal(_) | PathEnd::Unserved(_) => {
                 tracing::warn!(%path, %peer, reason = %end, "path closing");
             }
@@ -364,7 +364,7 @@ impl Path {
         self.state == PathState::Finishing && self.shards.have_all(EndReport::Finished)
     }
 
-    /// Advances the end as far as the shards have reported. Returns the fences that are now
+    /// Advances the shutdown as far as the shards' reports allow. Returns the fences that are now
     /// complete, and whether nothing of the path remains.
     pub(super) fn advance(&mut self) -> (Vec<ReplyTo>, bool) {
         let mut fenced = Vec::new();

@@ -1,4 +1,4 @@
-//! Shards that have connections of a path, and their reports of its end.
+//! Shards that have connections of a path, and their reports on its shutdown.
 
 use rtrs_core::ids::CoreIndex;
 

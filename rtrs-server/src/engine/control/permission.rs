@@ -42,7 +42,7 @@ pub(super) fn check_connect(
     }
     let client = Client::of(&identity.who, attempt.request.peer, id);
     check_client(exports, identity, client)?;
-    // A session whose client is unknown goes to the first client with a name.
+    // A session whose client is unknown is assigned to the first client with a name.
     if session.flatten().is_some_and(|who| *who != identity.who) {
         return Err(other());
     }
@@ -91,7 +91,7 @@ pub(super) fn check_session(
     registry: &Registry,
 ) -> Result<(), Refusal> {
     let Some(session) = registry.session(id).filter(|_| !policy.is_open()) else { return Ok(()) };
-    // Closed and removed exports end on their own.
+    // Closed and removed exports are released on their own.
     let devices = &session.shared().devices;
     for open in devices.ids().filter_map(|id| devices.get(id)) {
         let Some(export) = exports.get(open.export) else { continue };

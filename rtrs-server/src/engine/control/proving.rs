@@ -21,10 +21,10 @@ enum Step {
     Idle,
     /// Another thread creates or verifies a signature.
     Working,
-    /// Waits for the AUTH to this exchange, which may be used only once.
+    /// Waits for the AUTH for this exchange, which may be used only once.
     Challenged(Exchange),
-    /// The client has proved this identity. The answer waits until older connects of the path are
-    /// over.
+    /// The client has proved this identity. The answer waits until older connection attempts of the
+    /// path are over.
     Proved(PeerIdentity, ReplyTo),
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Session {
     /// Time of the session's first connection.
     since: Instant,
     name: Option<Name>,
-    /// Time when it last requested an export; initially its start.
+    /// Time when the session last requested an export; initially its start.
     asked: Instant,
     paths: Vec<PathKey>,
     /// Address of the last path whose client was known.
@@ -77,7 +77,7 @@ impl Session {
         self.shared.has_opened()
     }
 
-    /// Time when it last requested an export; initially its start.
+    /// Time when the session last requested an export; initially its start.
     pub(super) fn asked(&self) -> Instant {
         self.asked
     }
@@ -169,7 +169,7 @@ impl Registry {
         self.paths_of(id).map(Path::key).collect()
     }
 
-    /// Unauthenticated connects of the path that a FENCE covers.
+    /// Unauthenticated connection attempts of the path that a FENCE covers.
     pub(super) fn unproved_covered(&self, id: SessionId, fence: &Fence) -> Vec<PathKey> {
         let covered = |path: &&Path| path.is_unproved() && path.is_covered_by(fence);
         self.paths_of(id).filter(covered).map(Path::key).collect()

@@ -1,11 +1,11 @@
 //! Exports that sessions had open when the operator removed them by force.
 //!
-//! Such a session continues with its other exports. A client that compares what it opens ends its
+//! Such a session continues with its other exports. A client that compares what it opens fails its
 //! device permanently when it learns of the removal (EIDRM). It must not reopen the name, even
 //! after it has lost all its paths, because a different export may have the name by then. A kernel
-//! client does not support such an end; it opens the export that has the name when it reconnects,
-//! as after a restart of the server. The session's unflushed writes are kept for this case
-//! (`ended.rs`).
+//! client does not support such a removal; it opens the export that has the name when it
+//! reconnects, as after a restart of the server. The session's unflushed writes are kept for this
+//! case (`ended.rs`).
 //!
 //! At most [`REMOVED_MAX`] entries are remembered; the oldest is dropped first.
 

@@ -9,7 +9,7 @@ use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ControlRequest};
 
 impl Control {
-    /// Serves as many requests of clients as fit into a turn. Returns whether any were queued.
+    /// Serves as many client requests as fit into a turn. Returns whether any were queued.
     pub(super) fn serve_backlog(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let busy = !self.backlog.is_empty();
         self.backlog.begin_turn();
@@ -53,7 +53,7 @@ impl Control {
         }
     }
 
-    /// Whether clients have requested as much as a turn has time for.
+    /// Whether client requests have used up the time of this turn.
     pub fn is_turn_full(&self) -> bool {
         self.backlog.is_turn_full()
     }

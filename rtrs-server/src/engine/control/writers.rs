@@ -3,9 +3,9 @@
 //! A client whose paths have all failed keeps its requests and returns with the same session ID.
 //! Meanwhile its session has ended here, and another client may have opened the export for writing,
 //! written, and left. The requests of the first client would overwrite that data, and its users
-//! would continue with data in their memory that the disk no longer has. So a session that had the
-//! export open before gets it for writing only if no other session has opened it for exclusive
-//! writing since. A kernel client does not announce that it returns.
+//! would continue with data in their memory that the disk no longer holds. So a session that had
+//! the export open before may open it for writing only if no other session has opened it for
+//! exclusive writing since. A kernel client does not announce that it returns.
 //!
 //! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the
 //! process, including those of exports that were removed meanwhile, so it refuses the sessions that

@@ -63,7 +63,7 @@ impl Queue {
         self.entries.front().map(|_| self.start.unwrap_or(Instant::ZERO))
     }
 
-    /// Removes the requests of a path. Gives back the charge of the first request if it is removed.
+    /// Removes the requests of a path. Refunds the first request's charge if it is removed.
     fn remove(&mut self, path: PathRow, budget: Option<&Budget>) -> Vec<Entry> {
         let is_removed = |entry: &Entry| entry.request.path == path;
         if let Some(first) = self.entries.front().filter(|first| is_removed(first))

@@ -14,15 +14,15 @@ pub(super) struct DeviceErrors {
     limit: LogLimit,
 }
 
-/// Whether an error is one of the disk or file, not of the request: a client may try an operation
-/// to find out whether it is supported.
+/// Whether an error lies with the disk or file, not the request: a client may try an operation to
+/// find out whether it is supported.
 pub(super) const fn is_device_error(status: IoStatus) -> bool {
     use IoStatus::{Invalid, Moved, Ok, ReadOnly, Unsupported};
     !matches!(status, Ok | Unsupported | Invalid | ReadOnly | Moved)
 }
 
 impl DeviceErrors {
-    /// Logs a step of an IO that ended with a device error, at a limited rate.
+    /// Logs a step of an IO that failed with a device error, at a limited rate.
     pub(super) fn log(
         &mut self,
         export: &str,

@@ -137,7 +137,7 @@ impl Devices {
         let open = match slot {
             Some(open) => open,
             None => {
-                // The session may have closed the export meanwhile.
+                // The session may have closed the export in the meantime.
                 let missing = || io::Error::from(io::ErrorKind::NotFound);
                 let at = export;
                 let export = self.exports.get(at).ok_or_else(missing)?;

@@ -1,15 +1,15 @@
 //! Extents of an export that a shard knows from earlier searches.
 //!
-//! Programs such as qemu-img request one extent after another, and a search costs a turn of a
+//! Programs such as qemu-img request one extent after another, and a search costs a handoff to a
 //! different thread and calls that may read the disk. So while a client requests extents in
 //! sequence, the device searches ahead, up to [`COUNT_MAX`] extents, and the shard answers from the
-//! list. A change of any session invalidates the lists of all shards (`change_watch.rs`). After
+//! list. A change by any session invalidates the lists of all shards (`change_watch.rs`). After
 //! that a search covers only what is requested, until lists prove useful again: under constant
 //! writes, searching ahead would be in vain.
 //!
 //! Only exports whose source is the sole writer of its content have this part
 //! ([`BlockSource::is_sole_writer`](rtrs_core::block::BlockSource::is_sole_writer)). It allocates
-//! its memory with the first request for extents.
+//! its memory on the first request for extents.
 
 use std::collections::VecDeque;
 use std::io;

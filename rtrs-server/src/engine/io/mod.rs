@@ -106,12 +106,12 @@ impl Shard {
         }
     }
 
-    /// Whether the shard must end.
+    /// Whether the shard must exit.
     pub fn is_done(&self) -> bool {
         self.exit
     }
 
-    /// Processes a message of the control shard.
+    /// Processes a message from the control shard.
     pub fn handle_message(&mut self, message: ShardMessage, ctx: &mut Ctx<'_>) {
         match message {
             ShardMessage::Accept(order) => self.accept(*order, ctx),
@@ -171,7 +171,7 @@ impl Shard {
         }
     }
 
-    /// Processes a completion of a provider.
+    /// Processes a completion from a provider.
     pub fn handle_completion(
         &mut self,
         provider: ProviderIndex,
@@ -190,7 +190,7 @@ impl Shard {
         let path = &mut self.paths[row];
         match wc.status {
             WcStatus::Success => {}
-            // The queue pair is being closed; the earlier failure or `Closed` has the reason.
+            // The queue pair is being closed; the earlier failure or `Closed` gives the reason.
             WcStatus::Flushed => return,
             status => {
                 let reason = CloseReason::Lost(status.to_string());
@@ -224,7 +224,7 @@ impl Shard {
         }
     }
 
-    /// Processes the end of a connection.
+    /// Handles a closed connection.
     pub fn handle_closed(
         &mut self,
         provider: ProviderIndex,
@@ -339,7 +339,7 @@ impl Shard {
                 let mine = owner == Some(path.holder());
                 let (runs, right) = match request.state() {
                     RequestState::Free | RequestState::Deferred => (false, !mine),
-                    // A request that a closed path has left at the device no longer has a permit.
+                    // A request that a closed path has left at the device no longer holds a permit.
                     RequestState::Submitted if closing => (true, !mine),
                     _ => (true, mine),
                 };
@@ -374,7 +374,7 @@ impl Shard {
         }
     }
 
-    /// Runs a step of a request, then ends the path of the request if nothing remains of it on this
+    /// Runs a step of a request, then removes the request's path if nothing of it remains on this
     /// shard. A new request arrives over `conn`.
     fn step(
         &mut self,

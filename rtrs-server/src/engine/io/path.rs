@@ -221,7 +221,7 @@ impl LocalPath {
         self.fail(PathEnd::Internal(what), out);
     }
 
-    /// Reports the progress of the path's end on this shard to the control shard.
+    /// Reports the progress of the path's shutdown on this shard to the control shard.
     pub(super) fn report(&self, report: EndReport, out: &mut Outbox) {
         out.control(ControlMessage::Ending { path: self.shared.key, core: self.shard, report });
     }

@@ -237,7 +237,7 @@ impl Step<'_> {
         self.path.chunks().copy_out(ChunkIndex::from(self.at.permit), from, to);
     }
 
-    /// Decides by its user header how to serve a request. Refuses all but authentication to a
+    /// Decides how to serve a request from its user header. Refuses all but authentication to a
     /// client that has not authenticated.
     fn wanted(&mut self, request: &Parsed, user: Result<UserMessage<'_>, WireError>) -> Wanted {
         let data_len = request.data_len;
@@ -402,7 +402,7 @@ impl Step<'_> {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let counters = self.path.counters();
         counters.blocked.add(1);
-        // Either the client sent it again, or it abandoned the request that had the permit before.
+        // Either the client resent it, or it abandoned the request that held the permit before.
         let original = |other: &OrphanedWrite, write: &Range<u64>| {
             (other.session, other.permit) == (shared.session.id, permit)
                 && touches(write, &io.bytes())
@@ -527,7 +527,7 @@ impl Step<'_> {
             return self.orphaned_write_ended(ctx.out);
         }
         if status == IoStatus::Moved {
-            // The request is not answered: the client sends it to the server that now has the
+            // The request is not answered: the client resends it to the server that now serves the
             // export.
             self.release(ctx.out);
             return self.path.fail(PathEnd::Moved, ctx.out);

@@ -13,7 +13,7 @@ use super::request::Request;
 /// Number of rows in a block.
 const BLOCK: usize = 32;
 
-/// Represents every row that is not allocated.
+/// Stands in for every row that is not allocated.
 static FREE: Request = Request::new();
 
 /// Request rows of a path.

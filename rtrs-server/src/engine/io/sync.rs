@@ -135,8 +135,8 @@ impl IoProgress {
         }
     }
 
-    /// Processes a step that the device has ended, possibly for a closed path. Also returns whether
-    /// other shards wait for the end of this step.
+    /// Processes a step that the device has completed, possibly for a closed path. Also returns
+    /// whether other shards wait for the end of this step.
     pub(super) fn end_sync(
         &mut self,
         now: Instant,

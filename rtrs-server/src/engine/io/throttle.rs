@@ -1,6 +1,6 @@
 //! Rate limits of exports, shared by all shards.
 //!
-//! Each limit is a `Bucket`: one atomic word, which is the time up to which its rate is used.
+//! Each limit is a `Bucket`: one atomic word, which holds the time up to which its rate is used up.
 //! Starting a request advances that time in each of the request's buckets, by the cost of one
 //! request or of its bytes. A request may start once that time is at most `burst` ahead of now. So
 //! an idle export saves up no more than `burst`, and a request that costs more still starts and
@@ -51,7 +51,7 @@ impl Charge {
 struct Bucket {
     /// Units per second, at least 1.
     rate: u64,
-    /// Time up to which the rate is used, in nanoseconds.
+    /// Time up to which the rate is used up, in nanoseconds.
     used_until: AtomicU64,
 }
 
@@ -65,7 +65,7 @@ impl Bucket {
         (units as u64 * SECOND_NS + self.rate / 2) / self.rate
     }
 
-    /// Takes `units` at `now`. Returns the time up to which the rate had been used before.
+    /// Takes `units` at `now`. Returns the time up to which the rate had been used up before.
     fn take(&self, units: u32, now: u64) -> u64 {
         let cost = self.cost(units);
         let mut before = self.used_until.load(Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Bucket {
         }
     }
 
-    /// Returns `units` to the bucket that were taken but not used.
+    /// Returns to the bucket `units` that were taken but not used.
     fn give_back(&self, units: u32) {
         self.used_until.fetch_sub(self.cost(units), Ordering::Relaxed);
     }

@@ -71,7 +71,7 @@ impl Step<'_> {
         starts
     }
 
-    /// Ends the turn of this request, so that others may have theirs.
+    /// Ends this request's turn, so that others may take theirs.
     pub(super) fn end_turn(&mut self, out: &mut Outbox) {
         let core = self.path.holder().core;
         let Some(io) = self.path.requests[self.at.permit].io_mut() else { return };

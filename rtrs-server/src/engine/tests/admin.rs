@@ -277,7 +277,7 @@ fn a_hanging_request_does_not_exhaust_reconnects() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for recon_cnt in 2..12 {
-        // The request is sent again each time, as by a client that got no answer.
+        // The request is sent again each time, as a client that got no answer would.
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
         fixture.pass(Duration::from_millis(5));
         let _ = ended(&fixture.admin(disconnect("sess", None)));

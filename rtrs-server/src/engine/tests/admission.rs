@@ -35,7 +35,7 @@ fn refused(fixture: &mut Fixture, reason: &str) -> u64 {
     }
 }
 
-/// Unproven sessions from the session's own address and from others use all places. The session
+/// Unproven sessions from the session's own address and from others fill all slots. The session
 /// has opened an export, so it can add a path, and reconnect after all its paths have ended.
 #[test]
 fn unproven_sessions_do_not_prevent_a_reconnect() {
@@ -72,7 +72,7 @@ fn the_oldest_unproven_session_of_the_busiest_source_is_evicted() {
     assert_eq!((single.closed(&mut fixture), more.closed(&mut fixture)), (1, 0));
 }
 
-/// The limit of unproven sessions is reached, so each connection that is admitted evicts one.
+/// The limit on unproven sessions is reached, so each connection that is admitted evicts one.
 #[test]
 fn a_refused_connection_evicts_nothing() {
     let mut fixture = small(|params| params.half_open_max = 3);

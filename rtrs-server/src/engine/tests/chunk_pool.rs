@@ -1,4 +1,4 @@
-//! Tests of the memory of former paths: its reuse and its limits.
+//! Tests of former paths' memory: its reuse and its limits.
 
 use rtrs_core::fabric::Access;
 use rtrs_core::fabric::sim::BindMode;
@@ -107,7 +107,7 @@ fn memory_in_use_by_block_io_is_not_reused() {
     let mut back = Peer::up(&mut fixture, path(0, 2), "sess");
     assert_eq!(fixture.pools().len(), 1, "memory of its own");
     assert!(addresses(&back.chunks) != addresses(&first.chunks));
-    // This write has the size of the running one, and the same place in its chunk.
+    // This write is as large as the running one, and at the same offset in its chunk.
     back.send_write((1, 7), io(Rw::WRITE, 8, 512), &[2; 512]);
     fixture.settle();
     assert!(fixture.registered() > bytes);
@@ -115,7 +115,7 @@ fn memory_in_use_by_block_io_is_not_reused() {
     fixture.pass(Duration::from_millis(5));
     assert_eq!(back.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().bytes[..512], [1; 512]);
-    assert_eq!(fixture.registered(), bytes, "no more than the session had paths");
+    assert_eq!(fixture.registered(), bytes, "no more pools than the session had paths");
     back.leave(&mut fixture);
     let mut again = Peer::up(&mut fixture, path(0, 3), "sess");
     assert_eq!((fixture.pools(), fixture.registered()), (vec![], bytes));
@@ -134,14 +134,14 @@ fn memory_still_reachable_by_connections_is_not_reused() {
         let mut new = Peer::new(&fixture, path(0, 2));
         assert_eq!(new.connect(&mut fixture, 0), Err(-104), "it ends the old one");
         assert_eq!(old.closed(&mut fixture), 3);
-        // No work of the former connect begins anymore, so it may reconnect; its queue pairs still
-        // exist.
+        // No work of the former connect can start now, so the path may reconnect, although the old
+        // queue pairs still exist.
         let mut back = Peer::up(&mut fixture, path(0, 3), "sess");
         let pools = fixture.pools();
         assert!(pools.len() == 1 && pools[0] != first, "{pools:?}");
         works(&mut fixture, &mut back, 5);
         fixture.pass(Duration::from_secs(9));
-        assert_eq!(fixture.registered(), bytes, "no more than the session had paths");
+        assert_eq!(fixture.registered(), bytes, "no more pools than the session had paths");
     }
 }
 

@@ -242,7 +242,7 @@ fn a_path_that_would_not_fit_evicts_nothing() {
             };
         strangers.push(unproved(&mut fixture, with_depth(depth, alone(n, local))));
     }
-    // The seventh address uses more memory than each of the six, and as much after one eviction.
+    // The seventh address uses more memory than any of the six, and as much after one eviction.
     let half = with_depth(8, alone(10, STRANGE + 10));
     let mut next = Peer::new(&fixture, half);
     assert_eq!(next.connect(&mut fixture, 0), Err(-122));

@@ -41,7 +41,7 @@ pub(super) struct DeviceOptions {
     pub(super) register_max: usize,
     /// Whether the device lacks memory windows.
     pub(super) no_windows: bool,
-    /// Memory of a connection in bytes.
+    /// Memory per connection in bytes.
     pub(super) connection_bytes: u64,
     /// Whether the device's queue pairs cannot be destroyed.
     pub(super) undead: bool,
@@ -57,7 +57,7 @@ pub(super) struct DeviceOptions {
     pub(super) tls_from: Option<IpAddr>,
 }
 
-/// Asynchronous registrations: pending and completed ones.
+/// Pending and completed asynchronous registrations.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     pub(super) waiting: Vec<(u64, ToRegister)>,

@@ -1,4 +1,4 @@
-//! Tests of DISCOVER: listed exports, pages, and refusals.
+//! Tests of DISCOVER: listed exports, paging, and refusals.
 
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
@@ -82,7 +82,7 @@ fn a_list_is_paged() {
         assert!(found.is_sorted());
         assert!(pages > 120 * (36 + 119) / Page::LEN_MAX, "{pages} pages");
     }
-    // A cursor that names no export, or follows all exports.
+    // A cursor that names no export, or sorts after all exports.
     let mut peer = asking(&mut fixture);
     let between = page(&mut fixture, &mut peer, "zz", Page::LEN_MAX).unwrap();
     assert_eq!(between, Page::default());

@@ -1,4 +1,4 @@
-//! Tests of ends of paths and sessions: replays, dead paths, silence, shutdown.
+//! Tests of how paths and sessions end: replays, dead paths, silence, shutdown.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ServerProcess;
@@ -276,7 +276,7 @@ fn a_fence_is_answered_once_nothing_of_the_path_can_start() {
     assert_eq!(b.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().log.len(), 2);
     assert_eq!(fixture.device.lock().bytes[..512], [2; 512]);
-    // A repeated fence, and one for an unknown path: none of their work can begin.
+    // A repeated fence, and one for an unknown path: neither path can start any work.
     for uuid in [path, rtrs_core::ids::PathUuid([0x77; 16])] {
         b.send_fence(0, Fence { path: uuid, recon_cnt: 9, process: ServerProcess::NONE });
         assert_eq!(b.reply(&mut fixture).errno, 0);
@@ -299,7 +299,7 @@ fn fences_and_connects_do_not_wait_for_slowly_closing_connections() {
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.pass(Duration::from_millis(5));
     b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
-    // This request arrives with the fence, and is not begun.
+    // This request arrives with the fence, and is never started.
     a.send_write((2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
     fixture.pass(Duration::from_millis(50));
     assert_eq!(b.reply(&mut fixture).errno, 0);

@@ -1,4 +1,4 @@
-//! Tests of exports that are added and removed while clients use them: no write reaches the wrong
+//! Tests of exports that are added or removed while clients use them: no write reaches the wrong
 //! disk, no loss goes unreported, and removed exports are released.
 
 use std::sync::{Arc, Weak};
@@ -149,7 +149,7 @@ fn a_forced_removal_ends_devices_once_their_io_ended() {
     assert_eq!(remove(&mut fixture, "vol", true), Ok(vec!["sess".to_owned()]));
     let vol = list(&mut fixture).swap_remove(0);
     assert_eq!((&*vol.name, vol.state, vol.open_by.len()), ("vol", ExportState::Removing, 1));
-    // New requests are refused, and running ones are answered as they end.
+    // New requests are refused, and running ones are answered as they complete.
     peer.send_read((2, 8), io(Rw::READ, 0, 512));
     assert_eq!(peer.reply(&mut fixture).errno, errno::EIDRM);
     assert!(held.strong_count() > 0, "its write still runs");
@@ -213,7 +213,7 @@ fn flushes_after(id: &str, fails: bool) -> [u16; 2] {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     assert_eq!(write(&mut fixture, &mut peer, 1), 0);
     if fails {
-        // Another session gets the error of the disk.
+        // Another session receives the disk's error.
         let mut beside = Peer::up(&mut fixture, other(), "beside");
         beside.open_device(&mut fixture, "vol", AccessMode::Migration).unwrap();
         fixture.device.lock().lost = Some(IoStatus::Io);

@@ -1,4 +1,4 @@
-//! Tests of extents that shards keep: a list is used as long as it equals the result of a search,
+//! Tests of extents that shards cache: a list is used as long as it equals the result of a search,
 //! whichever session writes.
 
 use rtrs_core::block::{Geometry, IoOp};
@@ -154,7 +154,7 @@ fn an_answer_has_as_many_bytes_as_extents() {
     }
 }
 
-/// Whether a map after a write of another session shows the data.
+/// Whether a map made after a write by another session shows the data.
 fn shows_a_write(change: Rw, conns: [usize; 2]) -> bool {
     let mut fixture = server(true);
     fixture.device.lock().bytes[512 * 100..512 * 200].fill(1);
@@ -187,7 +187,7 @@ fn a_map_includes_later_writes_of_another_session() {
     assert!(!shown || !cfg!(debug_assertions), "the mutant is not noticed");
 }
 
-/// Whether a map after the end of a write shows its data, if another map was made meanwhile.
+/// Whether a map made after a write shows its data, if another map was made during the write.
 fn shows_a_write_in_flight(conns: [usize; 2]) -> bool {
     let mut fixture = server(true);
     let mut reader = open(&mut fixture, 1, AccessMode::ReadOnly);
@@ -213,7 +213,7 @@ fn a_search_during_a_write_is_not_kept() {
     assert!(!shown || !cfg!(debug_assertions), "the mutant is not noticed");
 }
 
-/// Lists are kept again once the write has ended, including a write that found the device full.
+/// Lists are kept again once the write is complete, including a write that found the device full.
 #[test]
 fn lists_are_kept_again_after_the_last_change() {
     let mut fixture = server(true);

@@ -265,7 +265,7 @@ pub(super) struct Fixture {
     aside: Rc<RefCell<Aside>>,
     pub(super) known: Known,
     searches: Searches,
-    /// Export for a test to return as found.
+    /// Export that a test returns as the result of a search.
     pub(super) found: Option<Arc<Export>>,
 }
 
@@ -517,7 +517,7 @@ impl Fixture {
         memory.used_bytes
     }
 
-    /// Bytes that the server has registered now.
+    /// Bytes that the server currently has registered.
     pub(super) fn registered(&self) -> usize {
         self.world.registered(self.node)
     }
@@ -547,7 +547,7 @@ impl Fixture {
         opens.into_iter().map(|open| open.export).collect()
     }
 
-    /// Sends a request of the operator. The answer is None until it arrives.
+    /// Sends an operator request. The answer is None until it arrives.
     pub(super) fn admin(&mut self, request: AdminRequest) -> Arc<Mutex<Option<AdminReply>>> {
         let answer = Arc::new(Mutex::new(None));
         let place = Arc::clone(&answer);

@@ -1,4 +1,4 @@
-//! Tests of exports that other servers also have: opens on a standby, requests for a move, and IO
+//! Tests of exports that other servers also serve: opens on a standby, requests for a move, and IO
 //! after the export has moved.
 
 use std::io;

@@ -222,7 +222,7 @@ fn refused_info_requests_are_answered_for_clients_that_support_it() {
         (0..3).for_each(|cid| peer.connect(&mut fixture, cid).unwrap());
         fixture.posted();
         peer.send_info(&mut fixture, &info_req(name));
-        // The holder of the name gets a heartbeat, which has no bytes.
+        // The holder of the name receives a heartbeat, which has no payload.
         let posted = fixture.posted().into_iter().map(|posted| posted.bytes);
         let answers: Vec<_> = posted.filter(|bytes| !bytes.is_empty()).collect();
         assert_eq!(answers, [[1, 0, 0, 0, errno, 0, 0, 0]]);
@@ -276,7 +276,7 @@ fn an_immediate_instead_of_info_req_ends_the_path() {
         for cid in 0..3 {
             peer.connect(&mut fixture, cid).unwrap();
         }
-        // A heartbeat on connection 0 consumes the receive of INFO_REQ; a request is too early on
+        // A heartbeat on connection 0 consumes the receive for INFO_REQ; a request is too early on
         // any connection.
         peer.send_imm(conn, if conn == 0 { 0x8000_0000 } else { 72 });
         assert_eq!(peer.closed(&mut fixture), 3, "connection {conn}");
@@ -300,7 +300,7 @@ fn insufficient_memory_is_reported_with_the_first_connection() {
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -12);
     fixture.assert_empty();
-    // With less to register the path comes up, with and without fresh keys.
+    // If less is registered, the path comes up, with and without fresh keys.
     for always_invalidate in [false, true] {
         let mut fixture = poor(device, |params| {
             params.limits = Limits::new(4, 16384).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of heartbeats of idle paths: intervals that clients announce, and the detection of dead
+//! Tests of heartbeats on idle paths: intervals that clients announce, and the detection of dead
 //! clients.
 
 use rtrs_core::time::Duration;
@@ -92,7 +92,7 @@ fn an_unauthenticated_peer_cannot_announce_an_interval() {
     assert!((90..=120).contains(&usual), "{usual}");
 }
 
-/// A dead client of an idle path keeps its export for as long as it may be silent. A client that
+/// A dead client on an idle path keeps its export for as long as it may be silent. A client that
 /// waits for the export or for the name does not wait that long.
 #[test]
 fn a_dead_client_is_detected_when_another_wants_its_export() {

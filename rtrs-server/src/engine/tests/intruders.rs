@@ -110,7 +110,7 @@ fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
         owner.leave(&mut fixture);
         squatter = unproved(&mut fixture, with_depth(8, first(1, OUTSIDE)));
     }
-    // If two paths could prove the same client, the first one determines the session.
+    // If two paths could authenticate the same client, the first to do so determines the depth.
     let mut one = unproved(&mut fixture, with_depth(8, first(1, 0)));
     let mut two = unproved(&mut fixture, with_depth(16, first(2, 1)));
     let late = proof(&mut fixture, &queue, &mut one, &client_config(1));

@@ -367,6 +367,6 @@ fn a_turn_submits_a_bounded_amount_of_io() {
         peer.send_read((1, permit), io(Rw::READ, 0, limits.max_io_size()));
     }
     assert_eq!(peer.replies(&mut fixture).len(), 64);
-    // Eleven times 12 KiB, plus the same cost for each.
+    // Eleven reads, each charged for its 12 KiB of data and a fixed cost of 12 KiB.
     assert_eq!(fixture.device.lock().most, 11);
 }

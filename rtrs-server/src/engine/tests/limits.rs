@@ -14,10 +14,10 @@ use crate::rate_limits::RateLimits;
 use crate::stats::ExportIo;
 
 const MS: Duration = Duration::from_millis(1);
-/// Number of permits of the played clients.
+/// Number of permits of each played client.
 const DEPTH: u16 = 16;
 
-/// One request per second, which an unused export does not save up.
+/// One request per second, which an idle export does not accumulate.
 const ONE: RateLimits = RateLimits {
     iops: Some(1),
     iops_read: None,
@@ -52,7 +52,7 @@ fn second_session() -> PeerOptions {
     PeerOptions { session: 2, path: 2, local: 2, ..PeerOptions::default() }
 }
 
-/// Sends one write per permit, to the sector of the same number, all over the same connection. The
+/// Sends one write per permit, to the sector with the same number, all on one connection. The
 /// first begins immediately and the others wait.
 fn send_writes(peer: &mut Peer, permits: std::ops::Range<u16>) {
     for permit in permits {
@@ -187,7 +187,7 @@ fn a_session_that_ends_drops_its_waiting_requests() {
     assert!(answered(&mut other, &mut fixture).is_empty());
     peer.leave(&mut fixture);
     assert_eq!(fixture.sessions().len(), 1);
-    // The session had taken the next turn and gave it back.
+    // The session that left had taken the next turn, and gave it back.
     fixture.pass(Duration::from_secs(2));
     assert_eq!(answered(&mut other, &mut fixture), [3]);
     assert_eq!(fixture.executed(), [(IoOp::Write, 0), (IoOp::Read, 0)]);

@@ -27,7 +27,7 @@ impl LogLines {
         })
     }
 
-    /// Takes the lines with these words.
+    /// Takes the lines that contain these words.
     pub(super) fn take(&self, words: &str) -> Vec<String> {
         self.0.lock().extract_if(.., |line| line.contains(words)).collect()
     }

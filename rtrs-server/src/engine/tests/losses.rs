@@ -1,8 +1,8 @@
 //! Test of every order in which a change, a failing sync and a flush may take effect and complete.
 //!
 //! One session has a change and a flush in flight. A sync, of another session or the change's own,
-//! consumes the error of the disk's cache at one moment and completes at another. In every
-//! interleaving of these moments, for every kind of change and every status, a flush reports an
+//! consumes the error of the disk's cache at one point and completes at another. In every
+//! interleaving of these points, for every kind of change and every status, a flush reports an
 //! acknowledged change that the disk lost, and a successful flush covers what it promises.
 
 use std::sync::Arc;

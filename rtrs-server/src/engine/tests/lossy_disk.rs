@@ -12,7 +12,7 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io,
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// Size of a place in bytes. Each change covers one place.
+/// Size in bytes of a place, the range that one change covers.
 pub(super) const PLACE: u32 = 4096;
 const PLACES: usize = 2;
 

@@ -1,5 +1,4 @@
-//! Tests of the memory of chunks: writes of peers before OPEN, and the accounting against the
-//! limit.
+//! Tests of chunk memory: peers' writes before OPEN, and the accounting against the limit.
 
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::limits::Limits;
@@ -32,7 +31,7 @@ fn short_of(chunks: u64, pins_memory: bool) -> Fixture {
     Fixture::new(options)
 }
 
-/// Memory of chunks as the operator sees it, and that of each session.
+/// Chunk memory as the operator sees it, in total and per session.
 fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
     let answer = fixture.admin(AdminRequest::Sessions);
     let Some(AdminReply::Sessions { sessions, memory, .. }) = answer.lock().take() else {
@@ -81,7 +80,7 @@ fn a_session_may_write_to_few_chunks_before_its_first_open() {
             let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
             let opened = peer.open_device(&mut fixture, export, AccessMode::ReadWrite);
             assert_eq!(opened.is_ok(), opens);
-            // A path that was there before, and one that comes later.
+            // A path that exists before the open, and one that connects later.
             let second = PeerOptions { path: 2, local: 1, ..PeerOptions::default() };
             let mut second = Peer::up(&mut fixture, second, "sess");
             for peer in [&mut peer, &mut second] {
@@ -246,7 +245,7 @@ fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
             peer.send_flush((1, permit));
             assert_eq!(peer.reply(&mut fixture).errno, 0, "permit {permit}");
         }
-        // Now there are at most 8 left, if the memory is used.
+        // Now at most 8 chunks are left.
         let mut small = Peer::new(&fixture, ours(3, 0));
         assert_eq!(small.connect(&mut fixture, 0), Err(ENOMEM));
         // A further path has the same depth, whether or not its client states it.
@@ -265,7 +264,7 @@ fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
             let mut other = Peer::new(&fixture, path(9, says(asked)));
             assert_eq!(other.connect(&mut fixture, 0), Err(-104), "retried later");
         }
-        // 23 bits of an immediate are the offset now.
+        // The offset now takes 23 bits of an immediate.
         peer.send_imm(1, 31 << 23 | 256 << 10);
         assert_eq!(peer.closed(&mut fixture), 3, "beyond the last chunk");
         fixture.assert_empty();

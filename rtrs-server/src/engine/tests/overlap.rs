@@ -58,7 +58,7 @@ fn change(peer: &mut Peer, at: (usize, u16), change: Change, sectors: Range<u64>
     peer.request(at, Data::None, &header, &message);
 }
 
-/// Lets `hold` leave changes of path a at the disk; b then fences that path, and `left` remain.
+/// Fences off path a over b once `hold` has left changes of a in flight; `left` orphans remain.
 fn leave_running(
     fixture: &mut Fixture,
     b: &mut Peer,

@@ -1,4 +1,4 @@
-//! Tests of writes to parts of blocks, and of the changes that take turns with them.
+//! Tests of partial block writes, and of the changes that are serialized with them.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ServerProcess;
@@ -134,7 +134,7 @@ fn a_partial_write_of_a_closed_path_does_not_start_its_write() {
     let path = PeerOptions::default().request(0).path_uuid;
     b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
     assert_eq!(b.reply(&mut fixture).errno, 0);
-    // The turn of the closed path's write ends with its read.
+    // The closed path's write no longer blocks others once its read is done.
     b.send_write((1, 3), io(Rw::WRITE, 0, 512), &[8; SECTOR]);
     fixture.pass(5 * MS);
     assert_eq!(b.replies(&mut fixture), []);

@@ -51,7 +51,7 @@ impl Peer {
         peer
     }
 
-    /// Does the same as `up`, with `vol` open for reading and writing as device 0.
+    /// Connects as `up` does, and opens `vol` for reading and writing as device 0.
     pub(super) fn open(fixture: &mut Fixture, options: PeerOptions) -> Self {
         let mut peer = Self::up(fixture, options, "sess");
         peer.send_open(0, "vol", AccessMode::ReadWrite);

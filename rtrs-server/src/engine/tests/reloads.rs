@@ -127,7 +127,7 @@ fn try_all(fixture: &mut Fixture) -> Vec<(&'static str, (u64, u8, bool))> {
 /// An export by name, and the size, client and write access with which it was opened.
 type Found = (&'static str, (u64, u8, bool));
 
-/// Tasks of the thread of the control shard besides messages.
+/// Tasks of the control shard's thread besides messages.
 enum Task {
     /// Opens an export for a client, if allowed, and keeps it open.
     Hold {

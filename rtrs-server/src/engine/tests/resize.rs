@@ -1,4 +1,4 @@
-//! Tests of exports that change their size while clients use them, and of the announcements to
+//! Tests of exports that change size while clients use them, and of the announcements to
 //! clients.
 
 use rtrs_core::block::Geometry;

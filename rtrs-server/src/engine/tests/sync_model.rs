@@ -43,7 +43,7 @@ struct Disk {
     fates: Mutex<[Fate; 2]>,
     /// Whether the session's flush was submitted.
     flushing: AtomicBool,
-    /// Value of `flushing` when the write had ended, before it was acknowledged.
+    /// Value of `flushing` when the write had completed, before it was acknowledged.
     flushed_first: std::sync::atomic::AtomicBool,
 }
 
@@ -139,7 +139,7 @@ const PLAIN_FLUSH: Change = Change { op: IoOp::Flush, durable: Durable::No };
 struct Request {
     devices: Devices,
     io: IoProgress,
-    /// Step that has ended but is not settled yet.
+    /// Step that has completed but is not settled yet.
     settling: Option<Settling>,
 }
 
@@ -240,8 +240,8 @@ impl Model {
     }
 }
 
-/// Checks all interleavings. `before` means that the session has an earlier write that no flush has
-/// covered.
+/// Checks all interleavings. `before` says whether the session has an earlier write that no flush
+/// has covered.
 fn check(change: Change, before: bool) {
     model(move || {
         let fates = [if before { Fate::InCache } else { Fate::NotWritten }, Fate::NotWritten];

@@ -1,4 +1,4 @@
-//! Tests of unauthenticated paths: the answers that they get, and that they do not disturb other
+//! Tests of unauthenticated paths: the answers they receive, and that they do not disturb other
 //! paths even if they use the UUIDs of an existing session.
 
 use rtrs_core::identity::ServerProcess;
@@ -118,7 +118,7 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     assert_eq!(prove(&mut fixture, &queue, &mut thief, 2), errno::EACCES);
     owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(owner.reply(&mut fixture).errno, 0, "it continues");
-    // Its client reconnects it in parallel; the disk still holds a write of the old connect.
+    // The path's client reconnects it in parallel; the disk still holds a write of the old connect.
     fixture.device.lock().hold = true;
     owner.send_write((1, 4), io(Rw::WRITE, 8, 512), &[9; 512]);
     fixture.settle();

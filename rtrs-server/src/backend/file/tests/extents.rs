@@ -14,7 +14,7 @@ use crate::backend::conformance::Rig;
 
 const MIB: u64 = 1 << 20;
 
-/// Extents of a range, in an answer of `room` bytes.
+/// Returns the extents of a range, with an answer buffer of `room` bytes.
 fn extents_of(rig: &mut Rig, from: u64, to: u64, room: usize) -> Vec<(u64, bool)> {
     let len = u32::try_from(to - from).unwrap();
     let buf = rig.region.slice(512, room).unwrap();
@@ -80,7 +80,7 @@ fn extent_requests_beyond_the_queue_limit_complete() {
         let io = Io { len: 1 << 20, ..rig.transfer(IoOp::Extents, 0, 0, 4096) };
         left += usize::from(rig.device.submit(io).is_ok());
     }
-    assert!(left > 256, "more than fit the queue of the thread");
+    assert!(left > 256, "more than fit in the thread's queue");
     while left > 0 {
         rig.turn();
         while let Some(done) = rig.device.reap() {

@@ -1,4 +1,4 @@
-//! Tests of errors of changes with FUA, which may come from an earlier write-back.
+//! Tests of errors from changes with FUA, which may come from an earlier write-back.
 
 use super::*;
 use workers::end;

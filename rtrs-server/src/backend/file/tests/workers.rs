@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Ends the operation of a slot as the system would, for a device whose ring is never turned.
+/// Completes a slot's operation as the system would, for a device whose ring is never polled.
 pub(super) fn end(device: &mut FileDevice, slots: std::ops::Range<u64>, result: i32) {
     for token in slots {
         let fd = Fd::new(File::open("/dev/null").unwrap());
@@ -58,7 +58,7 @@ fn direct_io_uses_a_worker_only_if_it_would_block() {
     end(&mut device, 0..share + 8, -EAGAIN);
     assert_eq!(submitted(&mut device), (0, WORKERS));
     end(&mut device, 0..1, 4096);
-    assert_eq!(submitted(&mut device), (0, 1), "the next that waits");
+    assert_eq!(submitted(&mut device), (0, 1), "the next one waiting");
     end(&mut device, 99..100, 4096);
     assert_eq!(submitted(&mut device), (0, 0), "it had no worker to give");
     // Without NOWAIT there is no limit, not even for waiting operations.
@@ -81,7 +81,7 @@ fn direct_io_uses_a_worker_only_if_it_would_block() {
     assert_eq!(device.reap().map(|done| done.status), Some(IoStatus::Unsupported));
 }
 
-/// The submission itself may block where the file system cannot tell whether a read would.
+/// The submission itself may block if the file system cannot tell whether a read would.
 #[test]
 fn all_io_of_a_file_system_that_may_block_runs_in_workers() {
     let scratch = Scratch::disk();
@@ -110,7 +110,7 @@ fn cached_writes_to_a_device_without_nonblocking_writes_are_limited() {
     let source = FileSource::open(&path, how).unwrap();
     let ring = Ring::new(256).unwrap();
     let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
-    // A file replaces the device, which would need root.
+    // A file stands in for the device, which would need root.
     (device.workers.nowait, device.workers.cached_device) = (true, true);
     let region = Region::new(4096).unwrap();
     let submit = |device: &mut FileDevice, tags: std::ops::Range<u64>| {
@@ -125,5 +125,5 @@ fn cached_writes_to_a_device_without_nonblocking_writes_are_limited() {
     assert_eq!(submitted(&mut device), (0, WORKERS), "the others wait");
     assert_eq!(submit(&mut device, 50..60), (0, 0), "not tried anymore");
     end(&mut device, 0..1, 4096);
-    assert_eq!(submitted(&mut device), (0, 1), "the next that waits");
+    assert_eq!(submitted(&mut device), (0, 1), "the next one waiting");
 }

@@ -22,15 +22,15 @@ const STEPS: u32 = 40;
 /// Kinds of crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crashes {
-    /// Connections end with the server.
+    /// Connections close when the server crashes.
     Noticed,
     /// Connections may stay up, but nothing is answered.
     Silent,
 }
 
 impl Crashes {
-    /// Time limit for answers: a noticed crash must not cause a loss by delay; a silent one must
-    /// time out.
+    /// Time limit for answers: a delay after a noticed crash must not cause a loss; a silent one
+    /// must time out.
     fn answer_max(self) -> Duration {
         match self {
             Self::Noticed => WAIT_MAX * 10,
@@ -94,7 +94,7 @@ impl Model {
         thread::yield_now();
     }
 
-    /// Runs an IO of a shard, while all shards turn. Connections left by a silent crash are closed
+    /// Runs a shard's IO while polling all shards. Connections left by a silent crash are closed
     /// when an IO is slow.
     fn run(&mut self, shard: usize, make: impl FnOnce(&mut Rig) -> Io) -> IoStatus {
         let rig = self.shards[shard].get_or_insert_with(|| {
@@ -141,7 +141,7 @@ impl Model {
         self.flushed(status.is_ok());
     }
 
-    /// Processes the end of a flush or of the last flush of a process.
+    /// Processes the result of a flush, or of the last flush of a process.
     fn flushed(&mut self, good: bool) {
         if !good {
             assert!(self.suspect || self.crashes == Crashes::Silent, "nothing was lost");
@@ -173,9 +173,9 @@ impl Model {
         good
     }
 
-    /// Ends the process, and starts the next one.
+    /// Stops the process, and starts the next one.
     fn restart(&mut self, cleanly: bool) {
-        // The cache ID informs clients of an unclean end.
+        // The cache ID informs clients of an unclean stop.
         if !(cleanly && self.settle()) {
             self.forget();
         }

@@ -25,7 +25,7 @@ struct State {
     silent: Vec<UnixStream>,
 }
 
-/// The server. Its threads end with the process.
+/// The server. Its threads exit with the process.
 #[derive(Clone, Debug)]
 pub(super) struct Store(Arc<Mutex<State>>);
 
@@ -42,7 +42,7 @@ impl Store {
             for socket in listener.incoming() {
                 let store = serving.clone();
                 let socket = socket.unwrap();
-                // Ends with an error when the client or a crash closes it.
+                // Fails when the client or a crash closes the socket.
                 thread::spawn(move || drop(store.serve(socket)));
             }
         });

@@ -16,7 +16,7 @@ use crate::backend::target::INFLIGHT_MAX;
 /// Interval between checks of whether held IO may continue.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Queue of one shard for the image.
+/// One shard's queue for the image.
 #[derive(Debug)]
 pub(super) struct GatewayDevice {
     inner: Arc<Inner>,
@@ -25,7 +25,7 @@ pub(super) struct GatewayDevice {
     /// Generation of the image that `device` was opened on.
     generation: u64,
     device: Box<dyn BlockDevice>,
-    /// Devices on formerly open images, with IO that has not ended.
+    /// Devices on previously open images, with IO that has not completed.
     former: Vec<Box<dyn BlockDevice>>,
     /// IO that arrived while the lock was being released.
     held: VecDeque<Io>,
@@ -69,7 +69,7 @@ impl GatewayDevice {
 
     /// Begins an IO if this server is active.
     fn begin(&mut self, io: Io) -> Result<(), Io> {
-        // Done first: a reopened image is used when the server becomes active again.
+        // Done first, so that a server that is active again uses the reopened image.
         self.follow();
         match self.inner.state() {
             State::Active => return self.device.submit(io),

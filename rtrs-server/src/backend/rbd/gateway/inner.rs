@@ -16,7 +16,7 @@ use rtrs_core::time::Duration;
 use crate::backend::rbd::image::{RbdOptions, RbdSource, Refused, open_image};
 use crate::backend::target::BackendError;
 
-/// Silence of the lock's owner after which the cluster gives the lock to others.
+/// How long the lock's owner may be silent before the cluster gives the lock to others.
 const WATCH_MAX: Duration = Duration::from_secs(30);
 
 /// Message to the thread of a gateway.
@@ -57,7 +57,7 @@ pub(super) struct Inner {
     pub(super) term: AtomicU64,
     /// Number of times that the image was opened.
     pub(super) generation: AtomicU64,
-    /// The open image; None once the gateway has ended.
+    /// The open image; None once the gateway has stopped.
     pub(super) image: Mutex<Option<Arc<RbdSource>>>,
     /// Number of shards that are about to begin an IO.
     pub(super) starting: AtomicU32,
@@ -73,7 +73,7 @@ pub(super) struct Inner {
     pub(super) notify: OnceLock<GatewayNotify>,
 }
 
-/// Opens the image with a new client of the cluster.
+/// Opens the image with a new cluster client.
 pub(super) fn open(
     name: &str,
     how: &RbdOptions,

@@ -19,7 +19,7 @@ use super::worker::Worker;
 use crate::backend::rbd::image::{NO_LOCK_FEATURE, RbdOptions, RbdSource, system};
 use crate::backend::target::BackendError;
 
-/// Interval at which the thread records that the process runs.
+/// Interval at which the thread records that the process is running.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Maximum time to close the image.
 const END_MAX: Duration = Duration::from_secs(6);
@@ -69,7 +69,7 @@ impl GatewaySource {
     }
 }
 
-/// Records periodically that the process runs, and reports a long pause.
+/// Records periodically that the process is running, and reports a long pause.
 fn tick(inner: &Weak<Inner>) {
     loop {
         thread::sleep(ALIVE_EVERY);

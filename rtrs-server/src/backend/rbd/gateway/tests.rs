@@ -1,4 +1,4 @@
-//! Tests of two gateways of one image on a cluster on this machine.
+//! Tests of two gateways for one image on a cluster on this machine.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -86,7 +86,7 @@ fn a_gateway_that_lost_its_lock_writes_nothing_and_recovers() {
     assert_eq!(at_a.write(0, &[3; 512]), IoStatus::Moved);
     a.expect(GatewayEvent::Standby);
     assert_eq!(at_b.read(0, 512), vec![2; 512]);
-    // Its next take-over may break the lock, because it has not broken one yet.
+    // The next take-over by `a` may break the lock, because `a` has not broken one yet.
     let end = Clock.now() + WAIT_MAX;
     while a.gateway().take_over(ONE).is_err() || a.events.recv_timeout(WAIT_MAX).is_err() {
         assert!(Clock.now() < end, "a does not take over again");
@@ -136,7 +136,7 @@ fn a_released_lock_is_taken_without_force() {
     let (holder, begin) = (lock_holder(ceph, "given"), Clock.now());
     a.gateway().release(WAIT_MAX).unwrap();
     a.expect(GatewayEvent::Standby);
-    // Two seconds later it may take over again.
+    // Two seconds later, `a` may take over again.
     if Clock.now().since(begin) < Duration::from_secs(1) {
         assert!(a.gateway().take_over(ONE).is_err(), "it has just left");
     }

@@ -21,7 +21,7 @@ use crate::backend::rbd::image::Shared;
 const LEFT_FOR: Duration = Duration::from_secs(2);
 /// Interval between checks of whether the lock is still held, and whether the image can be opened.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Minimum interval between breaks of the lock, shorter than that between a client's requests.
+/// Minimum interval between lock breaks, shorter than that between a client's requests.
 const BREAK_EVERY: Duration = Duration::from_secs(9);
 /// Maximum time that releasing the lock waits for a shard that is beginning an IO.
 const START_MAX: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ const NOTE: &CStr = c"rtrs.gateway";
 
 const REFUSED: &str = "the cluster refuses this server, as another has taken over";
 
-/// Thread of a gateway.
+/// A gateway's thread.
 pub(super) struct Worker {
     inner: Weak<Inner>,
     /// Owner ID of the lock while this server holds it.
@@ -41,7 +41,7 @@ pub(super) struct Worker {
     usable: bool,
     /// Whether a failure to open the image was logged.
     logged: bool,
-    /// Formerly open images on which shards may still have IO in flight.
+    /// Previously open images on which shards may still have IO in flight.
     former: Vec<Arc<Shared>>,
 }
 
@@ -136,7 +136,7 @@ impl Worker {
         }
     }
 
-    /// Becomes standby, because the current client of the cluster can no longer be used.
+    /// Becomes standby, because the current cluster client can no longer be used.
     fn lost(&mut self, inner: &Inner, why: &str) {
         let was_active = self.own.take().is_some();
         leave(inner);
@@ -228,13 +228,13 @@ impl Worker {
             "{name}: taking the lock from {owner}, which the cluster refuses from now on"
         );
         match image.break_lock(owner) {
-            // The owner has released the lock meanwhile.
+            // The owner has released the lock in the meantime.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             broken => broken,
         }
     }
 
-    /// Releases the lock when all IO has ended.
+    /// Releases the lock once all IO has completed.
     fn release(&mut self, inner: &Inner) -> io::Result<()> {
         let Some(image) = inner.image().filter(|_| inner.state() == State::Active) else {
             return Ok(());
@@ -260,8 +260,8 @@ impl Worker {
     }
 }
 
-/// Makes the gateway standby. It does not take over again before the paths of its sessions have had
-/// time to end.
+/// Makes the gateway standby. It does not take over again before its sessions' paths have had time
+/// to close.
 fn leave(inner: &Inner) {
     let left_for = u64::try_from(LEFT_FOR.as_millis()).unwrap_or(u64::MAX);
     inner.left_until.store(Clock.boot_millis() + left_for, Ordering::SeqCst);
@@ -285,7 +285,7 @@ fn note(term: u64, session: SessionId, owner: &str) -> String {
     format!("{term} {}", holder_of(session, owner))
 }
 
-/// Reads the term from the image's metadata, and its [holder](holder_of).
+/// Reads the term and its [holder](holder_of) from the image's metadata.
 fn noted(image: &Image) -> io::Result<(u64, Option<String>)> {
     let Some(text) = image.note(NOTE)? else { return Ok((0, None)) };
     let (term, holder) = text.split_once(' ').unwrap_or((&text, ""));

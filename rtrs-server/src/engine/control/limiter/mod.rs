@@ -2,7 +2,7 @@
 //!
 //! A session is *unproven* until it opens an export (`sessions.rs`), and a path is unauthenticated
 //! until its client has proved its identity, if it must (`paths.rs`). Both give way to newcomers
-//! when a limit is reached. Admission asks the limiter which sessions and paths those are, and ends
+//! once a limit is reached. Admission asks the limiter which sessions and paths those are, and ends
 //! them itself; every later event of a session or path is reported here.
 
 mod paths;
@@ -62,7 +62,7 @@ impl Limiter {
         self.paths.room(newcomer, registry, now)
     }
 
-    /// Records an admitted connection; `opened` is whether its session has opened an export.
+    /// Records an admitted connection; `opened` says whether its session has opened an export.
     pub(super) fn joined(&mut self, candidate: Candidate, opened: bool) {
         self.sessions.joined(candidate, opened);
     }
@@ -89,7 +89,7 @@ impl Limiter {
         self.paths.ended(path, end, now);
     }
 
-    /// Records the end of a session; `opened` is whether it had opened an export.
+    /// Records the end of a session; `opened` says whether it had opened an export.
     pub(super) fn session_ended(&mut self, id: SessionId, opened: bool) {
         self.sessions.ended(id, opened);
     }

@@ -1,14 +1,14 @@
-//! Limits for paths whose clients have not authenticated yet.
+//! Limits for paths whose clients have not yet authenticated.
 //!
 //! Anyone who reaches the port can connect such paths, and anyone who knows a session's UUID can
-//! connect them to the session. They therefore take no places from authenticated paths: they are
+//! connect them to the session. They therefore take no capacity from authenticated paths: they are
 //! counted separately, by session and by the memory of their chunks, which is pinned before the
 //! proof. That memory counts until its registration is undone, even if its path ended long before.
 //!
 //! When a limit is reached, existing paths give way to a newcomer until it fits: first the oldest
 //! path of the source with the most. If the newcomer would not fit even then, no path ends, and the
-//! newcomer is refused and retries. A path gives way if the newcomer's source has less, or if it is
-//! older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
+//! newcomer is refused and retries. A path gives way if the newcomer's source holds less, or if it
+//! is older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
 //! authenticated path from there is open, or ended less than [`LOST_FOR`] ago. Other paths give way
 //! to known sources immediately. Known sources give way last, and never within their own session.
 //! Unauthenticated clients therefore cannot prevent a client from coming back, however many
@@ -36,7 +36,7 @@ const UNPROVED_MAX: usize = 32;
 /// Share of `memory-max` for all unauthenticated paths, as a divisor; one path is always permitted.
 const MEMORY_SHARE: u64 = 4;
 
-/// Age at which a path gives way even to a source that has no less.
+/// Age at which a path gives way even to a source that holds no less.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time for which a source remains known after its paths have ended.
@@ -218,11 +218,11 @@ impl Places {
                 continue;
             }
             places.live += more;
-            // An authenticated path waits only for its older connects.
+            // An authenticated path waits only for its older connection attempts.
             if more == 0 || path.proving().is_some_and(|proving| proving.waiting().is_some()) {
                 continue;
             }
-            // Before its path is accepted, a client can do nothing.
+            // A client can do nothing before its path is accepted.
             let since = path.handshake.accepted().unwrap_or(now);
             let share = places.shares.entry(source).or_default();
             share.amount += more;

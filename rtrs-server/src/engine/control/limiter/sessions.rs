@@ -1,18 +1,18 @@
 //! Limits for unproven sessions, and the selection of the one to evict.
 //!
 //! A session is *unproven* until it has opened an export. A client does that right after its first
-//! path is up (the kernel's maps a device with the call that creates the session, `rtrs-client`
-//! opens on each path), so legitimate sessions are unproven only briefly. Connections of unproven
-//! sessions, during the handshake and after it, are limited by `half-open-max`. When that limit or
-//! `sessions-max` is reached, the oldest unproven session of the source with the most such sessions
-//! is evicted ([`Quota`]), and the new one is admitted. Creating and ending sessions takes time
-//! away from working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that rate
-//! the new session is refused. A source without unproven sessions has a budget of its own.
+//! path is up (the kernel client maps a device with the call that creates the session,
+//! `rtrs-client` opens on each path), so legitimate sessions are unproven only briefly. Connections
+//! of unproven sessions, during the handshake and after it, are limited by `half-open-max`. When
+//! that limit or `sessions-max` is reached, the oldest unproven session of the source with the most
+//! such sessions is evicted ([`Quota`]), and the new one admitted. Creating and ending sessions
+//! slows down working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that
+//! rate the new session is refused. A source without unproven sessions has a budget of its own.
 //!
 //! Sessions that have opened an export are exempt, and so are those that had one open and
-//! reconnect: their ID is a random 128-bit number, which over plain TCP only both ends and readers
-//! of the network between them know. Such sessions are subject only to their own limits (sessions,
-//! paths, connections of a path).
+//! reconnect: their ID is a random 128-bit number, which over plain TCP only the two ends and
+//! anyone who can read the network between them know. Such sessions are subject only to their own
+//! limits (sessions, paths, connections of a path).
 //!
 //! Owns the table of unproven sessions, and the IDs of sessions that may reconnect.
 
@@ -53,7 +53,7 @@ pub(in crate::engine::control) enum Decision {
 pub(in crate::engine::control) struct Candidate {
     pub(in crate::engine::control) session: SessionId,
     pub(in crate::engine::control) source: Source,
-    /// Whether the client must still authenticate, so that its session ID proves nothing.
+    /// Whether the client must still authenticate, in which case its session ID proves nothing.
     pub(in crate::engine::control) must_authenticate: bool,
 }
 
@@ -105,8 +105,8 @@ impl UnprovenSessions {
         }
     }
 
-    /// Checks whether a connection can be admitted. `exists` is whether its session has opened an
-    /// export, if the session exists; `sessions` is the number of sessions.
+    /// Checks whether a connection can be admitted. `exists` says whether its session, if there is
+    /// one, has opened an export; `sessions` is the number of sessions.
     pub(super) fn decide(
         &mut self,
         candidate: Candidate,
@@ -148,7 +148,7 @@ impl UnprovenSessions {
         (id != of).then_some(id)
     }
 
-    /// Records an admitted connection; `opened` is whether its session has opened an export. A
+    /// Records an admitted connection; `opened` says whether its session has opened an export. A
     /// client that must still authenticate counts as unproven, even with the ID of a session that
     /// may reconnect.
     pub(super) fn joined(&mut self, candidate: Candidate, opened: bool) {
@@ -163,15 +163,15 @@ impl UnprovenSessions {
         self.unproven.add((number, id), source);
     }
 
-    /// Records that a client has proved to own a session. If the session is one that may reconnect,
-    /// it is no longer unproven.
+    /// Records that a client has proved that it owns a session. If the session is one that may
+    /// reconnect, it is no longer unproven.
     pub(super) fn proved(&mut self, id: SessionId) {
         if self.returning.contains(&id) {
             self.opened(id);
         }
     }
 
-    /// Records that a session opened an export, so that it is no longer unproven.
+    /// Records that a session opened an export, so it is no longer unproven.
     pub(super) fn opened(&mut self, id: SessionId) {
         if let Some(number) = self.numbers.remove(&id) {
             self.unproven.remove((number, id));
@@ -184,7 +184,7 @@ impl UnprovenSessions {
         self.ending.insert(id);
     }
 
-    /// Records the end of a session; `opened` is whether it had opened an export.
+    /// Records the end of a session; `opened` says whether it had opened an export.
     pub(super) fn ended(&mut self, id: SessionId, opened: bool) {
         self.opened(id);
         self.ending.remove(&id);
@@ -293,7 +293,7 @@ mod tests {
     fn unproven_sessions_are_evicted_at_the_session_limit() {
         let mut sessions = sessions(100, 3);
         sessions.joined(candidate(id(1), MANY), false);
-        // A session that reconnects needs a place too.
+        // A session that reconnects counts towards the limit too.
         sessions.ended(id(9), true);
         for new in [7, 9] {
             assert_eq!(decide(&mut sessions, new, None, 2), Ok(Decision::Accept));
