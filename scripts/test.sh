@@ -317,6 +317,7 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     fi
     gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "0..$shares"
     gate sim-idle 1800 "$target/debug/rtrs-sim" --idle --seeds "0..$seeds"
+    gate sim-machine 1800 "$target/debug/rtrs-sim" --machine --seeds "0..$seeds"
     gate mutants 1800 "$target/debug/rtrs-sim" --quiet --mutants $mutants
     [ $lints -eq 0 ] || lints_end
     [ -z "$scenarios" ] || lab

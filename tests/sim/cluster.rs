@@ -9,6 +9,7 @@
 mod beside;
 mod bounds;
 mod guest;
+mod machine;
 mod nbd;
 mod operator;
 mod second;
@@ -34,6 +35,7 @@ use super::host::{
     session_config,
 };
 use super::log::Log;
+use super::machine::Machine;
 use super::nbd::{EXTRA_SECTORS, End};
 use super::options::{MS, Options};
 use super::oracle::Oracle;
@@ -100,6 +102,8 @@ pub(super) struct Cluster {
     group: Arc<Group>,
     /// Connections that their users have closed without the bridges noticing, for a planted bug.
     unseen: Vec<End>,
+    /// Virtual machine that uses the device.
+    machine: Option<Machine>,
 }
 
 /// Makes connections take a while to end on the server in some runs, and in half of these on the
@@ -159,6 +163,8 @@ impl Cluster {
             backend: options.disk.errors.num > 0 || options.disk.writeback.num > 0,
             loses: options.disk.writeback.num > 0,
             statuses: options.extra.losses.statuses,
+            postflush: options.extra.machine.is_some_and(|machine| machine.through)
+                && !options.disk.fua,
             shrinks: options.extra.resizes,
             paths: options.path_errors(),
             given_up_for: options.given_up_for(),
@@ -179,10 +185,13 @@ impl Cluster {
             shares,
             preflush,
             zeroes: options.extra.losses.zeroes,
+            machine: options.extra.machine,
             plant,
         };
+        let machine = Self::machine(options);
         let works = (0..options.client_cores)
             .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
+            .map(|work| work.with_machine(machine.as_ref()))
             .collect();
         let mut oracle = Oracle::new(sectors, options.work.overlap, options.disk.write_cache);
         oracle.flights = options.world.flights;
@@ -223,6 +232,7 @@ impl Cluster {
             states: Vec::new(),
             group: Group::new(usize::from(options.client_cores), |_| ()),
             unseen: Vec::new(),
+            machine,
         };
         cluster.start_server();
         let home = cluster.other_servers.home();
@@ -236,6 +246,7 @@ impl Cluster {
         (self.clients_started, self.has_opened, self.retry_at) =
             (self.clients_started + 1, false, None);
         self.group = Group::new(works.len(), |_| ());
+        self.machine.iter().for_each(Machine::begin_life);
         let identity = self.other_servers.identity(self.clients_started);
         let mut config =
             session_config(&self.options, self.clients_started, self.saved_epoch, identity);
@@ -340,6 +351,7 @@ impl Cluster {
         self.disk.calm(self.now());
         self.exports.calm(self.now());
         self.kept.calm();
+        self.machine.iter().for_each(Machine::calm);
         self.calm_second();
         self.stop_other_servers();
         self.beside.end_rival();
@@ -471,6 +483,9 @@ impl Cluster {
         for (sector, count) in work.failed.drain(..) {
             self.disk.end_current_writes_early(sector, count);
         }
+        if self.is_torn() {
+            return Ok(true);
+        }
         busy |= self.client[at].end_turn(now);
         let ClientHost { core, pace, .. } = &mut self.client[at];
         pace.turns += u64::from(busy);
@@ -601,6 +616,7 @@ impl Cluster {
     fn advance(&mut self, bound: Instant) -> Result<bool, Failure> {
         let before = self.world.now();
         self.kill_while_saving(before)?;
+        self.end_torn(before);
         while let Some(&(at, act)) = self.plan.front()
             && at <= before
         {

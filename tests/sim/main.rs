@@ -4,7 +4,7 @@
 use rtrs_core::mutant::{Mutant, choose};
 use rtrs_tests::sim::{
     GatewayPlant, Memory, Options, Plant, hunt, kept_seeds, run, run_away, run_gateways, run_held,
-    run_idle, run_proofs, run_shares, run_with,
+    run_idle, run_machine, run_proofs, run_shares, run_with,
 };
 
 /// Number of seeds within which a planted bug has to be caught.
@@ -66,6 +66,32 @@ fn failures_after_idle_minutes_are_detected_in_time() {
         if seed < 10 {
             assert_eq!(run_idle(seed, None), outcome, "seed {seed} repeats itself");
         }
+    }
+}
+
+/// The client of a virtual machine dies at any step of its requests, and the next one repeats them.
+/// `scripts/test.sh` runs more seeds.
+#[test]
+fn a_machine_survives_deaths_of_its_client_at_any_step() {
+    let (mut torn, mut left) = (0, 0);
+    for seed in 0..60 {
+        let outcome = run_machine(seed, None);
+        assert_eq!(outcome.failure, None, "replay: rtrs-sim --machine --seed {seed}");
+        if seed < 10 {
+            assert_eq!(run_machine(seed, None), outcome, "seed {seed} repeats itself");
+        }
+        torn += outcome.stats.torn;
+        left += outcome.stats.left;
+    }
+    assert!(torn >= 100 && left >= 1000, "{torn} deaths between steps, {left} repeated requests");
+}
+
+/// Each rule of the front end for virtual machines is needed.
+#[test]
+fn broken_rules_of_machines_are_detected() {
+    for mutant in Mutant::MACHINES {
+        let caught = hunt(*mutant, 0..0, |_| true).caught;
+        assert!(caught.is_some(), "{mutant}: no seed of tests/sim/mutants.txt catches it");
     }
 }
 

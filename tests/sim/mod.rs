@@ -10,6 +10,7 @@
 //! their memory · `nbd.rs` their front end · `oracle.rs` legal results of reads · `faults.rs` plan
 //! of faults · `held.rs` a write held by its disk · `away.rs` a client that returns after another
 //! writer · `idle.rs` events after idle minutes · `shares.rs` shares of equal paths after a stall ·
+//! `machine/` a virtual machine and the front end for it ·
 //! `proofs.rs` clients that prove their identity, and an intruder, with `crowd.rs` · `gateways/`
 //! two servers over one store · `run.rs` one run from attach to detach · `log.rs` event log ·
 //! `plant.rs` planted bugs · `mutants.rs` engines with a rule removed.
@@ -27,6 +28,7 @@ mod held;
 mod host;
 mod idle;
 mod log;
+mod machine;
 mod mutants;
 mod nbd;
 mod options;
@@ -48,7 +50,7 @@ pub use mutants::{Caught, Scenario, Scene, Verdict, hunt, keep_panics};
 pub use options::Options;
 pub use plant::Plant;
 pub use proofs::{Proofs, run_proofs};
-pub use run::{Outcome, Stats, run, run_with};
+pub use run::{Outcome, Stats, run, run_machine, run_with};
 pub use shares::run_shares;
 
 /// Violation found by a checker.

@@ -4,7 +4,8 @@
 //! mutant. An engine that panics because one of its own invariants is violated counts as caught
 //! too. Seeds that are known to catch a mutant are listed in `mutants.txt` and tried first, so that
 //! the gate takes seconds. If none of them catches it, more seeds are tried, alternating between
-//! load, held writes and idle sessions.
+//! load, held writes and idle sessions; for the rules of the front end for virtual machines, runs
+//! with a machine.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rtrs_core::mutant::{self, Mutant};
 use serde::Serialize;
 
-use super::{Failure, Options, Plant, run_held, run_idle, run_with};
+use super::{Failure, Options, Plant, run_held, run_idle, run_machine, run_with};
 
 /// Number of seeds after which a search also runs a held write; idle sessions are run as often.
 const OTHERS_EVERY: u64 = 4;
@@ -28,6 +29,8 @@ pub enum Scenario {
     Held,
     /// Events after idle minutes.
     Idle,
+    /// Virtual machine whose client dies and returns.
+    Machine,
 }
 
 /// Run of the simulator.
@@ -89,9 +92,10 @@ fn known_scenes(mutant: Mutant) -> Vec<Scene> {
         let Some(name) = words.next() else { continue };
         let of: Mutant = name.parse().unwrap_or_else(|error| panic!("mutants.txt: {error}"));
         for word in words.filter(|_| of == mutant) {
-            let (scenario, number) = match (word.strip_prefix('h'), word.strip_prefix('i')) {
-                (Some(number), _) => (Scenario::Held, number),
-                (_, Some(number)) => (Scenario::Idle, number),
+            let (scenario, number) = match word.split_at_checked(1) {
+                Some(("h", number)) => (Scenario::Held, number),
+                Some(("i", number)) => (Scenario::Idle, number),
+                Some(("v", number)) => (Scenario::Machine, number),
                 _ => (Scenario::Load, word),
             };
             let seed = number.parse().unwrap_or_else(|_| panic!("mutants.txt: '{word}'"));
@@ -108,6 +112,7 @@ fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
         Scenario::Load => run_with(&Options::draw(scene.seed), Plant::None, None).failure,
         Scenario::Held => run_held(scene.seed, None).failure,
         Scenario::Idle => run_idle(scene.seed, None).failure,
+        Scenario::Machine => run_machine(scene.seed, None).failure,
     }));
     mutant::choose(None);
     outcome.unwrap_or_else(|_| {
@@ -121,13 +126,17 @@ fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
 pub fn hunt(mutant: Mutant, seeds: Range<u64>, mut go_on: impl FnMut(Scene) -> bool) -> Verdict {
     let known = known_scenes(mutant);
     let count = known.len() as u64;
+    let of_machines = Mutant::MACHINES.contains(&mutant);
     let others = seeds.flat_map(|seed| {
+        let scene = move |scenario| Scene { seed, scenario };
+        if of_machines {
+            return [Some(scene(Scenario::Machine)), None].into_iter().flatten();
+        }
         let other = match seed % OTHERS_EVERY {
             0 => Some(Scenario::Held),
             2 => Some(Scenario::Idle),
             _ => None,
         };
-        let scene = move |scenario| Scene { seed, scenario };
         [Some(scene(Scenario::Load)), other.map(scene)].into_iter().flatten()
     });
     let mut verdict = Verdict { mutant: mutant.name(), rule: mutant.rule(), caught: None, runs: 0 };

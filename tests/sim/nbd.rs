@@ -32,6 +32,8 @@ use rtrs_core::time::{Duration, Instant, earliest};
 pub(super) use stalls::SECTORS as EXTRA_SECTORS;
 use stalls::Stalls;
 
+use super::options::MachineOptions;
+
 /// Largest request: more than a workload submits at once, unless it uses long requests.
 const PAYLOAD_MAX: u32 = 64 << 10;
 /// Largest long request.
@@ -65,6 +67,8 @@ pub(super) struct Use {
     pub(super) deferred_max: Option<Duration>,
     /// Whether the session has another volume, whose front uses the same buffer pool.
     pub(super) shares: bool,
+    /// Virtual machine that uses the device instead of the front.
+    pub(super) machine: Option<MachineOptions>,
 }
 /// Bit in the cookie of the second copy of a write.
 const TWICE: u64 = 1 << 63;

@@ -8,6 +8,7 @@ mod follows;
 mod hunts;
 mod ids;
 mod losses;
+mod machine;
 mod sequences;
 
 use rtrs_client::{Failover, NoPath, PATH_RUN, Policy, SlowIo};
@@ -18,6 +19,7 @@ use rtrs_core::time::Duration;
 pub(super) use extra::{Extra, IdleMax, Removal, Saves, Truncation};
 pub(super) use ids::{Evidence, Ids, ReportedIds, other_identities};
 pub(super) use losses::Losses;
+pub(super) use machine::MachineOptions;
 
 /// One millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);

@@ -81,6 +81,10 @@ pub struct Stats {
     pub second_writes: u64,
     /// Number of times a second volume was closed with IO in flight and added again.
     pub second_lives: u64,
+    /// Clients that died between the steps of a virtual machine's request.
+    pub torn: u64,
+    /// Requests of a virtual machine that a dead client left unanswered.
+    pub left: u64,
     /// Power cuts.
     pub power_cuts: u64,
     /// Events in the log.
@@ -118,6 +122,8 @@ impl Stats {
         self.guest_writes += other.guest_writes;
         self.second_writes += other.second_writes;
         self.second_lives += other.second_lives;
+        self.torn += other.torn;
+        self.left += other.left;
         self.power_cuts += other.power_cuts;
         self.events += other.events;
         self.virtual_ms += other.virtual_ms;
@@ -139,6 +145,11 @@ pub struct Outcome {
 /// Runs the simulation with a seed.
 pub fn run(seed: u64) -> Outcome {
     run_with(&Options::draw(seed), Plant::None, None)
+}
+
+/// Runs the scenario of a virtual machine whose client dies and returns.
+pub fn run_machine(seed: u64, sink: Option<Sink>) -> Outcome {
+    run_with(&Options::draw_machine(seed), Plant::None, sink)
 }
 
 /// Runs with these settings, a planted bug and a receiver of the log.
@@ -172,6 +183,8 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
     (stats.late_saves, stats.cut_saves) = cluster.saves();
     stats.guest_writes = cluster.guest_writes();
     (stats.second_writes, stats.second_lives) = cluster.second_counts();
+    let machine = cluster.machine_stats();
+    (stats.torn, stats.left) = (machine.torn, machine.left);
     stats.events = log.events();
     stats.virtual_ms = now.as_nanos() / 1_000_000;
     Outcome { failure, stats, fingerprint: log.fingerprint() }

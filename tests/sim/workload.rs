@@ -6,7 +6,9 @@
 //! unanswered requests are repeated, whole and some time later, as the kernel's nbd driver does;
 //! new requests are submitted immediately.
 
+mod machine;
 mod rules;
+mod stats;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,11 +22,13 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::buffers::Buffers;
 use super::disk::SECTOR;
 use super::log::Log;
+use super::machine::Front as MachineFront;
 use super::nbd::{Front, Use, buffer_bytes};
 use super::options::WorkOptions;
 use super::oracle::{Oracle, USERS, pattern};
 use super::{Failure, Plant};
 pub(super) use rules::{Errors, Rules};
+pub(super) use stats::WorkStats;
 
 /// IO in flight.
 #[derive(Clone, Debug)]
@@ -51,25 +55,6 @@ pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
 /// immediately, and would only fail again if repeated.
 const SENT: Duration = Duration::from_millis(15);
 
-/// Counters of a core's workload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct WorkStats {
-    pub(super) reads: u64,
-    pub(super) writes: u64,
-    pub(super) flushes: u64,
-    pub(super) errors: u64,
-    /// IOs that were repeated after their client died.
-    pub(super) again: u64,
-    /// Flushes that reported writes lost by a power cut.
-    pub(super) losses_reported: u64,
-    /// IOs that failed beyond the end of a truncated file.
-    pub(super) beyond: u64,
-    /// IOs that failed because their export had been removed.
-    pub(super) removed: u64,
-    /// Duration of the longest IO.
-    pub(super) time_max: Duration,
-}
-
 /// Current task of a core's workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -86,6 +71,7 @@ pub(super) enum Mode {
 enum Used {
     Session(SessionDevice),
     Nbd(Box<Front>),
+    Machine(Box<MachineFront>),
 }
 
 impl Used {
@@ -93,6 +79,7 @@ impl Used {
         match self {
             Self::Session(device) => device,
             Self::Nbd(front) => front.as_mut(),
+            Self::Machine(front) => front.as_mut(),
         }
     }
 }
@@ -117,6 +104,8 @@ pub(super) struct Workload {
     plant: Plant,
     prng: Prng,
     device: Option<Used>,
+    /// Ring of a virtual machine without a client.
+    machine: Option<Box<MachineFront>>,
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
@@ -160,12 +149,14 @@ impl Workload {
                 stalls: stalls.then(|| u64::from(options.sectors) * SECTOR as u64),
                 deferred_max,
                 shares,
+                machine: rules.machine,
             },
             preflush,
             zeroes,
             plant,
             prng,
             device: None,
+            machine: None,
             buffers: Buffers::new(options.depth, span, options.scattered),
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
@@ -194,12 +185,13 @@ impl Workload {
     pub(super) fn open(
         &mut self,
         now: Instant,
-        mut device: SessionDevice,
+        device: SessionDevice,
         seat: Seat,
         pools: &BufferPools,
     ) {
         self.resent_until = now + resent_for(self.takeover);
         self.removed_at = None;
+        let Some(mut device) = self.open_machine(device) else { return };
         if self.nbd {
             let front = Front::new(now, device, self.prng.fork(), seat, self.way, pools);
             self.device = Some(Used::Nbd(Box::new(front)));
@@ -242,6 +234,9 @@ impl Workload {
     /// Ends the workload's user: IO in flight ends without a completion, or waits for the next
     /// user, if that user takes over.
     pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle, takes_over: bool) {
+        if self.leave_machine() {
+            return;
+        }
         self.device = None;
         self.given_up.clear();
         if let Some(after) = self.takeover.filter(|_| takes_over) {
@@ -324,6 +319,7 @@ impl Workload {
         let front = match &self.device {
             Some(Used::Session(device)) => device.deadline(),
             Some(Used::Nbd(front)) => front.deadline(),
+            Some(Used::Machine(front)) => front.deadline(),
             None => None,
         };
         let load = self.mode == Mode::Load && self.left > 0 && !self.free.is_empty();
@@ -334,7 +330,8 @@ impl Workload {
 
     /// Returns the total size of the workload's buffers in bytes.
     pub(super) fn bytes(&self) -> usize {
-        if self.nbd { buffer_bytes(self.way) } else { self.buffers.region().len() }
+        let own = || if self.nbd { buffer_bytes(self.way) } else { self.buffers.region().len() };
+        self.machine_bytes().unwrap_or_else(own)
     }
 
     /// Checks that free buffers have not changed since they were returned.
@@ -345,6 +342,7 @@ impl Workload {
     /// Takes completions and submits IO that is due. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
         let any = self.with_device(|work, device| work.work(now, device, oracle))?;
+        self.judge_machine()?;
         for tag in self.front().map(Front::take_begun).unwrap_or_default() {
             if let Some(io) = self.pending.get_mut(&tag) {
                 io.mark = oracle.begin();
@@ -371,7 +369,7 @@ impl Workload {
         oracle: &mut Oracle,
     ) -> Result<bool, Failure> {
         oracle.close_due(now);
-        let mut any = device.poll(now) && self.nbd;
+        let mut any = device.poll(now) && self.is_fronted();
         any |= self.take_ended(now, device, oracle)?;
         any |= self.repeat_due(now, device, oracle)?;
         while !self.free.is_empty()
@@ -401,7 +399,7 @@ impl Workload {
             }
         }
         // New requests have to reach the session in this turn.
-        any |= self.nbd && device.poll(now);
+        any |= self.is_fronted() && device.poll(now);
         Ok(any)
     }
 
@@ -499,8 +497,7 @@ impl Workload {
         oracle: &mut Oracle,
     ) -> Result<(), Failure> {
         let Some(slot) = self.free.pop() else { return Ok(()) };
-        // Over NBD, users of a device without FUA flush after a write instead.
-        let fua = fua && (!self.nbd || device.geometry().fua);
+        let fua = self.is_durable(op, fua, device.geometry());
         let tag = self.next_tag;
         self.next_tag += 1;
         let mark = match op {
@@ -633,8 +630,13 @@ impl Workload {
             IoStatus::Io if io.op == IoOp::Flush && self.errors.shrinks => self.stats.errors += 1,
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
             _ if syncs && self.errors.statuses => self.stats.errors += 1,
+            IoStatus::Io if syncs && self.errors.postflush && oracle.has_cut() => {
+                self.stats.errors += 1;
+            }
             // NBD has one error for all of these.
-            IoStatus::Io if self.errors.paths && self.nbd && !calm => self.stats.errors += 1,
+            IoStatus::Io if self.errors.paths && self.is_fronted() && !calm => {
+                self.stats.errors += 1
+            }
             IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths && !calm => {
                 self.stats.errors += 1;
             }

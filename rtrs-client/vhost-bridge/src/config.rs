@@ -148,6 +148,7 @@ pub(crate) fn written(offset: u32, bytes: &[u8]) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use virtio_bindings::virtio_blk::VIRTIO_BLK_F_SIZE_MAX;
+    use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
 
     use super::*;
 
@@ -191,6 +192,10 @@ mod tests {
             assert!(has(all[2], bit) && !has(all[0] | all[1], bit));
         }
         assert_eq!(all.iter().fold(0, |sum, features| sum | features), acceptable());
+        // Rings are split ones, and requests may be answered in any order.
+        for bit in [VIRTIO_F_RING_PACKED, VIRTIO_F_IN_ORDER] {
+            assert!(!has(acceptable(), bit));
+        }
         // No segment is too long, so there is no limit to offer.
         assert!(!has(acceptable(), VIRTIO_BLK_F_SIZE_MAX));
     }

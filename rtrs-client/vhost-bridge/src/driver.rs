@@ -26,7 +26,7 @@ use crate::memory::{FilePart, GuestRegion};
 /// Address of the guest's memory in the guest.
 pub const GUEST_AT: u64 = 1 << 32;
 /// Address of the guest's memory in the monitor.
-const MONITOR_AT: u64 = 0x7000_0000_0000;
+pub(crate) const MONITOR_AT: u64 = 0x7000_0000_0000;
 /// Length of the guest's memory.
 pub const MEMORY_LEN: u64 = 96 << 20;
 
@@ -74,7 +74,7 @@ pub struct Guest {
     pub kept_features: Option<u64>,
     /// Whether requests in flight are recorded.
     is_recording: bool,
-    record: Option<(VhostUserInflight, File)>,
+    pub(crate) record: Option<(VhostUserInflight, File)>,
     monitor: Option<Frontend>,
 }
 
@@ -169,7 +169,7 @@ impl Guest {
         let region = self.region();
         monitor.add_mem_region(&region).expect("memory");
         for ring in rings {
-            ring.has_events = features >> VIRTIO_RING_F_EVENT_IDX & 1 != 0;
+            ring.adopt(features);
             ring.start_on(&mut monitor);
         }
         self.monitor = Some(monitor);
@@ -318,6 +318,16 @@ impl GuestRing {
         [0, AVAILABLE_AT, USED_AT].map(|offset| GUEST_AT + self.at(offset))
     }
 
+    /// Adopts the features that the driver has accepted.
+    pub(crate) fn adopt(&mut self, features: u64) {
+        self.has_events = features >> VIRTIO_RING_F_EVENT_IDX & 1 != 0;
+    }
+
+    /// Returns the slot of a request with this head.
+    pub fn slot(head: u16) -> u16 {
+        head / SLOT_DESCRIPTORS
+    }
+
     /// Uses events for kicks and calls.
     pub fn use_events(&mut self) {
         self.has_events = true;
@@ -353,6 +363,12 @@ impl GuestRing {
         monitor.set_vring_enable(at, true).expect("enable");
     }
 
+    /// Passes a new kick descriptor, which starts a stopped ring.
+    pub fn renew_kick(&mut self, monitor: &mut Frontend) {
+        self.kick = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
+        monitor.set_vring_kick(usize::from(self.index), &self.kick).expect("kick");
+    }
+
     /// Writes a descriptor.
     pub fn describe(&self, guest: &Guest, index: u16, descriptor: RawDescriptor) {
         guest.write(self.at(16 * u64::from(index)), &descriptor.bytes());
@@ -360,7 +376,7 @@ impl GuestRing {
 
     /// Writes an indirect table, and returns its descriptor.
     pub fn describe_table(&self, guest: &Guest, slot: u16, pieces: &[Piece]) -> RawDescriptor {
-        let at = self.at(TABLES_AT) + 16 * 256 * u64::from(slot % 8);
+        let at = self.at(TABLES_AT) + 16 * 256 * u64::from(slot % 32);
         for (index, piece) in (0_u16..).zip(pieces) {
             let next = (usize::from(index) + 1 < pieces.len()).then_some(index + 1);
             let bytes = RawDescriptor::new(*piece, next).bytes();
@@ -512,6 +528,19 @@ impl GuestRing {
         self.offer(guest, slot * SLOT_DESCRIPTORS);
     }
 
+    /// Offers a request with an indirect table, whose data is in pieces of at most this length.
+    pub fn start_cut(&mut self, guest: &Guest, slot: u16, request: Request, piece_max: u32) {
+        let is_writable = request.kind == kind::READ || request.kind == kind::ID;
+        let piece = |from: u32| Piece {
+            at: Self::data_at(slot) + u64::from(from),
+            len: piece_max.min(request.len - from),
+            is_writable,
+        };
+        let starts = (0..request.len).step_by(piece_max as usize);
+        let pieces: Vec<_> = starts.map(piece).collect();
+        self.start_indirect(guest, slot, request, &pieces);
+    }
+
     /// Returns the status byte of a slot's request.
     pub fn status(guest: &Guest, slot: u16) -> u8 {
         guest.read(SLOTS_AT + SLOT_LEN * u64::from(slot) + 16, 1)[0]
@@ -520,7 +549,7 @@ impl GuestRing {
     /// Waits for the next answer. Returns its slot, status and length.
     pub fn finish(&mut self, guest: &Guest) -> (u16, u8, u32) {
         let (head, len) = self.wait(guest);
-        let slot = head / SLOT_DESCRIPTORS;
+        let slot = Self::slot(head);
         (slot, Self::status(guest, slot), len)
     }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use rtrs_core::mem::TruncationAlarm;
+use rtrs_core::mutated;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::{AtomicAccess, Bytes, MemoryRegionAddress};
 
@@ -164,7 +165,7 @@ impl Record {
         if version == 0 {
             self.store(COUNT_AT, self.descriptors)?;
             // Not 0: a ring may resume at any index.
-            self.store(USED_AT, used)?;
+            self.store(USED_AT, if mutated!(VhostFreshAtZero) { 0 } else { used })?;
             self.store(VERSION_AT, VERSION)?;
             return Ok(None);
         }
@@ -175,7 +176,9 @@ impl Record {
             // The process died after answering the last request but before recording that.
             let last = self.load(LAST_AT)?;
             let entry = self.entry(last)?;
-            self.store(entry, 0_u8)?;
+            if !mutated!(VhostAnsweredAgain) {
+                self.store(entry, 0_u8)?;
+            }
             fence(Ordering::SeqCst);
             self.store(USED_AT, used)?;
         }
@@ -198,7 +201,9 @@ impl Record {
                 _ => refused.push(head),
             }
         }
-        left.sort_unstable();
+        if !mutated!(VhostRepeatedUnordered) {
+            left.sort_unstable();
+        }
         self.counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         Ok(Left { repeated: left.into_iter().map(|(_, head)| head).collect(), refused })
     }
@@ -230,7 +235,9 @@ impl Record {
     /// # Errors
     /// See [`Self::take`].
     pub(crate) fn answering(&self, head: u16) -> Result<(), Fault> {
-        self.store(LAST_AT, head)?;
+        if !mutated!(VhostLastUnrecorded) {
+            self.store(LAST_AT, head)?;
+        }
         fence(Ordering::SeqCst);
         Ok(())
     }

@@ -7,9 +7,12 @@
 //! the device.
 
 use std::io;
+use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Completion, Io, IoOp};
+use rtrs_core::losses::Losses;
 use rtrs_core::mem::{MemSlice, Pool};
+use rtrs_core::mutated;
 use rtrs_core::status::IoStatus;
 
 use crate::fault::Fault;
@@ -30,6 +33,8 @@ pub(crate) struct Unanswered {
     pub(crate) head: u16,
     /// Memory of the status byte.
     pub(crate) memory: MemSlice,
+    /// Losses that had been reported to the guest when it offered the request.
+    pub(crate) reported: u64,
 }
 
 impl Unanswered {
@@ -40,7 +45,13 @@ impl Unanswered {
         status: Status,
         written: u32,
     ) -> Result<(), Fault> {
+        if mutated!(VhostStatusLate) {
+            vring.answer(self.head, written.saturating_add(1))?;
+        }
         self.memory.copy_in(0, &[status.byte()]);
+        if mutated!(VhostStatusLate) {
+            return Ok(());
+        }
         vring.answer(self.head, written.saturating_add(1))
     }
 }
@@ -67,6 +78,8 @@ pub(crate) struct Request {
     is_submitted: bool,
     /// Number of bytes that were submitted.
     done: u64,
+    /// Losses that concern any write, when the request was begun.
+    losses: u64,
     /// Number of IOs that have not ended.
     parts: u32,
 }
@@ -113,6 +126,7 @@ pub(crate) struct Ios {
     withdrawn: Vec<u64>,
     counters: IoCounters,
     given_up: GivenUp,
+    losses: Option<Arc<Losses>>,
 }
 
 impl Ios {
@@ -136,6 +150,7 @@ impl Ios {
         let free = (0..count).rev().collect();
         let [due, ended] = [0; 2].map(|_| Vec::with_capacity(count as usize));
         let counters = IoCounters::default();
+        let losses = device.take_losses();
         Ok(Self {
             device,
             pool,
@@ -148,6 +163,7 @@ impl Ios {
             withdrawn: Vec::new(),
             counters,
             given_up: given_up.clone(),
+            losses,
         })
     }
 
@@ -159,6 +175,11 @@ impl Ios {
     /// Device of the shard, to be polled.
     pub(crate) fn device_mut(&mut self) -> &mut dyn BlockDevice {
         &mut *self.device
+    }
+
+    /// Losses of the device's acknowledged writes, if flushes do not report them by themselves.
+    pub(crate) fn losses(&self) -> Option<&Losses> {
+        self.losses.as_deref()
     }
 
     /// Counters since the start.
@@ -194,9 +215,11 @@ impl Ios {
         (request.ring, request.command) = (ring, command);
         (request.unanswered, request.outcome) = (Some(unanswered), IoStatus::Ok);
         (request.is_abandoned, request.is_submitted, request.done) = (false, false, 0);
+        request.losses = self.losses.as_ref().map_or(0, |losses| losses.shared());
         let geometry = self.device.geometry();
         let is_volatile = geometry.write_cache && !geometry.fua;
-        request.then_flush = command.flags.fua && is_volatile;
+        let then_flush = command.flags.fua && is_volatile;
+        request.then_flush = then_flush && !mutated!(VhostPostflushDropped);
         request.command.flags.fua &= geometry.fua;
         Ok(id)
     }
@@ -292,15 +315,17 @@ impl Ios {
             let Ok(buffer) = u32::try_from(done.tag) else { continue };
             let part = self.parts[buffer as usize];
             self.parts[buffer as usize].is_running = false;
+            let status = self.judge(part, done.status);
             let request = &self.requests[part.request as usize];
-            self.counters.count(request.command.op, part.len, done.status);
-            if part.is_copied && done.status.is_ok() && !request.is_abandoned {
+            self.counters.count(request.command.op, part.len, status);
+            let is_placed = !request.is_abandoned && !mutated!(VhostReadUnplaced);
+            if part.is_copied && status.is_ok() && is_placed {
                 let read = self.pool.slice(buffer).slice(0, part.len);
                 let pieces = Pieces { all: &request.data, from: part.from };
                 read.iter().for_each(|read| pieces.copy_from(read));
             }
             self.pool.give(buffer);
-            if self.requests[part.request as usize].part_ended(done.status) {
+            if self.requests[part.request as usize].part_ended(status) {
                 return Some(part.request);
             }
             if self.requests[part.request as usize].is_flush_due() {
@@ -308,6 +333,26 @@ impl Ios {
             }
         }
         None
+    }
+
+    /// Returns the status of an IO, which is a failure for a flush that reports a loss.
+    fn judge(&self, part: Part, status: IoStatus) -> IoStatus {
+        let request = &self.requests[part.request as usize];
+        let Some(losses) = &self.losses else { return status };
+        let Some(Unanswered { reported, .. }) = request.unanswered else { return status };
+        let Command { op, flags, len, .. } = request.command;
+        // A loss that concerned the first part may have been reported before the last one ended.
+        let is_part = op == IoOp::Write && !flags.fua && (part.len as u64) < len;
+        if is_part && status.is_ok() && losses.shared() != request.losses {
+            losses.add();
+        }
+        if op != IoOp::Flush {
+            return status;
+        }
+        let count = self.device.losses_at_end().unwrap_or_else(|| losses.count());
+        let (status, reported) = losses.judge(status, reported, count);
+        losses.report_common(reported);
+        status
     }
 
     fn next_completion(&mut self) -> Option<Completion> {
@@ -424,6 +469,7 @@ impl Request {
             is_given_up: false,
             is_submitted: true,
             done: 0,
+            losses: 0,
             parts: 0,
         }
     }
@@ -462,7 +508,7 @@ impl Request {
     /// Records the end of an IO. Returns whether the request has ended.
     fn part_ended(&mut self, status: IoStatus) -> bool {
         self.parts -= 1;
-        if !status.is_ok() {
+        if !status.is_ok() && !mutated!(VhostErrorDropped) {
             if self.outcome.is_ok() {
                 self.outcome = status;
             }

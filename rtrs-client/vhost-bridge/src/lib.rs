@@ -14,12 +14,16 @@
 //!   `inflight` for the record that outlives the process. `fault` has the protocol violations by a
 //!   driver.
 //! - `ios`: requests in flight and the IOs that they consist of; `pieces`: their memory.
-//! - `driver`: a monitor and driver for tests; `fuzz` has the bodies of fuzz targets.
+//!   `loss_reports` has the losses of acknowledged writes that the guest knows of.
+//! - `driver`: a monitor and driver for tests; `stepped` runs them without threads for simulations,
+//!   in which processes die at `accesses`. `fuzz` has the bodies of fuzz targets.
 //! - `memory`: memory of the guest, the only module with `unsafe` (`memory.rs`).
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
+#[cfg(any(test, feature = "test-util"))]
+mod accesses;
 mod bells;
 mod chain;
 mod channel;
@@ -34,6 +38,7 @@ mod fuzz;
 mod inflight;
 mod ios;
 mod lines;
+mod loss_reports;
 mod memory;
 mod monitor;
 mod pieces;
@@ -41,6 +46,8 @@ mod queues;
 mod request;
 mod service;
 mod shared;
+#[cfg(any(test, feature = "test-util"))]
+pub mod stepped;
 mod vring;
 
 #[cfg(any(test, feature = "test-util"))]

@@ -135,6 +135,10 @@ impl GuestMemoryRegion for GuestRegion {
         count: usize,
     ) -> Result<VolatileSlice<'_>, Error> {
         let wrong = || Error::InvalidBackendAddress;
+        #[cfg(all(any(test, feature = "test-util"), debug_assertions))]
+        if !crate::accesses::may_access() {
+            return Err(wrong());
+        }
         let at = usize::try_from(offset.raw_value()).map_err(|_| wrong())?;
         let end = at.checked_add(count).ok_or_else(wrong)?;
         if u64::try_from(end).map_err(|_| wrong())? > self.len {
@@ -187,6 +191,7 @@ pub(crate) fn add_pieces(
 mod tests {
     use std::sync::atomic::Ordering;
 
+    use rtrs_core::mem::{RegionShare, survive_truncations};
     use vm_memory::Bytes;
 
     use super::*;
@@ -257,6 +262,69 @@ mod tests {
         let many: Vec<_> = (0..MAPPED_COUNT_MAX).map(|_| map(&small, 4096)).collect();
         assert!(many.iter().all(Result::is_ok));
         assert!(map(&small, 4096).is_err());
+    }
+
+    #[test]
+    fn huge_pages_are_mapped_as_a_whole() {
+        use rustix::fs::MemfdFlags;
+        const HUGE: u64 = 2 << 20;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let Ok(file) = rustix::fs::memfd_create("huge", flags).map(File::from) else {
+            eprintln!("SKIPPED: the kernel has no huge pages of 2 MiB");
+            return;
+        };
+        rustix::fs::ftruncate(&file, 4 * HUGE).unwrap();
+        // Refused whether or not there are free pages.
+        for (offset, len) in [(0, 4096), (4096, HUGE), (HUGE, HUGE + 4096), (HUGE / 2, HUGE)] {
+            let error = map(0, &file, offset, len).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{offset} {len}");
+            assert!(error.to_string().contains("huge pages"), "{error}");
+        }
+        let free =
+            std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+        let free: u64 = free.ok().and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+        if free < 2 {
+            eprintln!("SKIPPED: {free} huge pages are free; set vm.nr_hugepages to 2 or more");
+            return;
+        }
+        survive_truncations().unwrap();
+        let alarm = TruncationAlarm::new().unwrap();
+        let part = FilePart { file: &file, offset: HUGE, len: 2 * HUGE };
+        let region = GuestRegion::map(0, part, &alarm).unwrap();
+        let at = |offset| MemoryRegionAddress(offset);
+        region.store(7_u8, at(HUGE), Ordering::Release).unwrap();
+        // The handler replaces huge pages too.
+        rustix::fs::ftruncate(&file, HUGE).unwrap();
+        assert_eq!(region.load::<u8>(at(HUGE + 4096), Ordering::Acquire).unwrap(), 0);
+        assert!(alarm.is_set());
+    }
+
+    /// Takes regions from all front ends of the process, so it runs in a process of its own.
+    #[test]
+    fn front_ends_keep_their_share_of_the_regions() {
+        const CHILD: &str = "RTRS_TEST_SHARE_CHILD";
+        if std::env::var_os(CHILD).is_none() {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let name = "memory::tests::front_ends_keep_their_share_of_the_regions";
+            let status = command.args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
+            return assert!(status.unwrap().success());
+        }
+        let shares = [0; 2].map(|_| RegionShare::new());
+        let [greedy, modest] = shares.map(|share| TruncationAlarm::of(share).unwrap());
+        let file = file(4096);
+        let part = FilePart { file: &file, offset: 0, len: 4096 };
+        let mut taken = Vec::new();
+        let refused = loop {
+            match GuestRegion::map(0, part, &greedy) {
+                Ok(region) => taken.push(region),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::OutOfMemory);
+        assert!(refused.to_string().contains("use fewer and larger regions"), "{refused}");
+        assert!(taken.len() > 4096, "{}", taken.len());
+        let own: Vec<_> = (0..64).map(|_| GuestRegion::map(0, part, &modest).unwrap()).collect();
+        drop((own, taken));
     }
 
     #[test]

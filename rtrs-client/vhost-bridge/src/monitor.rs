@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use rtrs_core::mem::TruncationAlarm;
+use rtrs_core::mutated;
 use rtrs_core::rt::{Clock, Sender};
 use rtrs_core::time::Instant;
 use vhost::vhost_user::message::{
@@ -409,7 +410,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         }
         let area = Area::map(size, &file, mmap_offset, &self.alarm);
         let area = area.map_err(Error::ReqHandlerError)?;
-        if area.is_write_through() {
+        if area.is_write_through() && !mutated!(VhostModeForgotten) {
             self.shared.set_cache(false);
         }
         self.area = Some(area);

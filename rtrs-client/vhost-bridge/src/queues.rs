@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::block::{BlockDevice, Geometry, IoOp};
 use rtrs_core::front_end::FrontEndStats;
+use rtrs_core::mutated;
 use rtrs_core::rt::{Clock, Inbox, Ring};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -18,6 +19,7 @@ use crate::config::RINGS_MAX;
 use crate::fault::Fault;
 use crate::ios::{Ios, Unanswered};
 use crate::lines::Line;
+use crate::loss_reports::LossReports;
 use crate::request::{Parsed, Status, Work, parse, put_name};
 use crate::service::{Seat, Service};
 use crate::shared::Shared;
@@ -75,6 +77,7 @@ struct Slot {
     stop: Option<Stop>,
     /// Index of the next available request of a ring that could not be started.
     next: u16,
+    reports: LossReports,
 }
 
 /// Stop of a ring that waits for its requests.
@@ -162,6 +165,7 @@ impl Queues {
         self.look_at_geometry();
         any |= self.ios.retry();
         any |= self.reap();
+        self.note_reports();
         any |= self.take_requests(now);
         self.end_stops(now);
         self.call();
@@ -339,6 +343,8 @@ impl Queues {
                 if vring.is_continued() {
                     self.shared.activity.requested();
                 }
+                let available = vring.available().unwrap_or(next);
+                slot.reports = LossReports::new(self.ios.losses(), available);
                 slot.vring = Some(vring);
             }
             Err(fault) => slot.break_ring(&self.shared, number, fault),
@@ -377,6 +383,17 @@ impl Queues {
         self.ios.submit_due() | any
     }
 
+    /// Notes which requests were offered before a loss was reported to the guest.
+    fn note_reports(&mut self) {
+        let Self { slots, ios, .. } = self;
+        let Some(losses) = ios.losses() else { return };
+        for Slot { vring, reports, .. } in slots {
+            if let Some(vring) = vring {
+                reports.note_reported(losses, vring.next_available(), || vring.available());
+            }
+        }
+    }
+
     /// Takes requests from all rings while there is room. Returns whether any were taken.
     fn take_requests(&mut self, now: Instant) -> bool {
         let count = self.slots.len();
@@ -412,10 +429,15 @@ impl Queues {
             if *phase != Phase::Serving || slot.current.is_some() || !ios.has_room() {
                 break;
             }
+            let reports = slot.reports;
             let Some(vring) = slot.active() else { break };
+            let reported = reports.reported_before_next(vring);
             let taken = match vring.take(chain) {
                 Ok(None) => break,
-                Ok(Some(head)) => begin(vring, at, head, &mut Place { chain, ios, shared }),
+                Ok(Some(head)) => {
+                    let from = Origin { at, head, reported };
+                    begin(vring, from, &mut Place { chain, ios, shared })
+                }
                 Err(fault) => Err(fault),
             };
             any = true;
@@ -491,19 +513,28 @@ struct Place<'a> {
     shared: &'a Shared,
 }
 
-/// Begins the request of ring `at` whose memory is in the chain, or answers it. Returns the number
-/// of the request if it has IO.
-fn begin(
-    vring: &mut Vring,
+/// Origin of a request.
+#[derive(Clone, Copy)]
+struct Origin {
+    /// Ring of the shard.
     at: usize,
     head: u16,
-    place: &mut Place<'_>,
-) -> Result<Option<u32>, Fault> {
+    /// Losses that had been reported to the guest when it offered the request.
+    reported: u64,
+}
+
+/// Begins a request whose memory is in the chain, or answers it. Returns the number of the request
+/// if it has IO.
+fn begin(vring: &mut Vring, from: Origin, place: &mut Place<'_>) -> Result<Option<u32>, Fault> {
+    let Origin { at, head, reported } = from;
     let Place { chain, ios, shared } = place;
     let parsed = parse(chain, ios.device().geometry());
     let Parsed { work, status: memory } = parsed.inspect_err(|_| vring.refuse(head))?;
-    let unanswered = Unanswered { head, memory };
+    let unanswered = Unanswered { head, memory, reported };
     let mut command = match work {
+        Work::Io(command) if command.op == IoOp::Flush && mutated!(VhostFlushSkipped) => {
+            return unanswered.answer(vring, Status::Ok, 0).map(|()| None);
+        }
         Work::Io(command) => command,
         Work::Name => {
             let written = put_name(&shared.name, &chain.writable);
@@ -511,7 +542,8 @@ fn begin(
         }
         Work::Answer(status) => return unanswered.answer(vring, status, 0).map(|()| None),
     };
-    command.flags.fua = command.op.changes() && !shared.is_writeback();
+    let is_durable = !shared.is_writeback() && !mutated!(VhostThroughDropped);
+    command.flags.fua = command.op.changes() && is_durable;
     let data = match command.op.changes() {
         true => &mut chain.readable,
         false => &mut chain.writable,

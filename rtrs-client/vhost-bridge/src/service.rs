@@ -233,7 +233,7 @@ impl Serving {
     fn serve(&mut self, stream: UnixStream) -> io::Result<bool> {
         stream.set_read_timeout(Some(MESSAGE_TIME))?;
         stream.set_write_timeout(Some(MESSAGE_TIME))?;
-        let alarm = TruncationAlarm::new()?;
+        let alarm = TruncationAlarm::of(Arc::clone(&self.shared.share))?;
         let watched = stream.try_clone()?;
         *self.connection.lock() = Some(stream.try_clone()?);
         let monitor = Arc::new(Mutex::new(Monitor::new(&self.shared, &self.shards, &alarm)));

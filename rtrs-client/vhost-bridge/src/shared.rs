@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
 use rtrs_core::log_limit::LogLimits;
+use rtrs_core::mem::RegionShare;
 use rtrs_core::rt::Clock;
 use rtrs_core::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
@@ -101,6 +102,8 @@ pub(crate) struct Shared {
     /// Whether the last monitor has disconnected without stopping its rings.
     may_return: AtomicBool,
     pub(crate) regions: Mutex<MappedRegions>,
+    /// Share of the regions that the process may map from files of others.
+    pub(crate) share: Arc<RegionShare>,
     pub(crate) activity: Activity,
     lines: Mutex<LogLimits<Line>>,
 }
@@ -122,6 +125,7 @@ impl Shared {
             given_up: GivenUp::default(),
             may_return: AtomicBool::new(false),
             regions: Mutex::default(),
+            share: RegionShare::new(),
             activity: Activity::default(),
             lines: Mutex::default(),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rtrs_core::mem::TruncationAlarm;
+use rtrs_core::mutated;
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -88,18 +89,22 @@ impl Vring {
         let is_continued = left.is_some();
         // Requests are answered in any order but taken in ring order, so counts give the next
         // index.
-        let next = left.as_ref().map_or(Ok(setup.base), |left| {
+        let known = left.as_ref().filter(|_| !mutated!(VhostBaseTrusted));
+        let next = known.map_or(Ok(setup.base), |left| {
             let count = left.repeated.len() + left.refused.len();
             u16::try_from(count).map(|count| answers.wrapping_add(count))
         });
         queue.set_next_avail(next.map_err(|_| Fault::Inflight)?);
         let Left { mut repeated, refused } = left.unwrap_or_default();
         repeated.reverse();
+        if mutated!(VhostLeftForgotten) {
+            repeated.clear();
+        }
         let mut busy: Box<[bool]> = vec![false; size.into()].into();
         refused.iter().for_each(|head| busy[usize::from(*head)] = true);
         let refused = refused.len();
         // An earlier process may have died between an answer and its call.
-        let must_call = record.is_some();
+        let must_call = record.is_some() && !mutated!(VhostCallForgotten);
         let (inflight, asks_kicks, has_answers) = (0, true, false);
         Ok(Self {
             queue,
@@ -150,7 +155,9 @@ impl Vring {
                 if *is_busy {
                     return Err(Fault::TooMany);
                 }
-                if let Some(record) = &mut self.record {
+                if let Some(record) = &mut self.record
+                    && !mutated!(VhostUnrecorded)
+                {
                     record.take(head)?;
                 }
                 self.ignore_kicks()?;
@@ -176,6 +183,9 @@ impl Vring {
         self.drop_request(head);
         if let Some(record) = &self.record {
             record.answering(head)?;
+            if mutated!(VhostClearedEarly) {
+                record.answered(head, self.queue.next_used())?;
+            }
         }
         self.queue.add_used(&*self.memory, head, written).map_err(|_| Fault::Ring)?;
         self.has_answers = true;
@@ -272,6 +282,12 @@ impl Vring {
     /// Number of requests of an earlier process that could not be read.
     pub(crate) fn refused(&self) -> usize {
         self.refused
+    }
+
+    /// Index after the newest available request. None if the ring is no longer in the guest's
+    /// memory.
+    pub(crate) fn available(&self) -> Option<u16> {
+        Some(self.queue.avail_idx(&*self.memory, Ordering::Acquire).ok()?.0)
     }
 
     /// Index of the next available request.

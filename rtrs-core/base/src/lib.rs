@@ -5,9 +5,9 @@
 //! Unsafe code is limited to memory shared with the kernel or a peer (`mem/region.rs`, its tests in
 //! `mem/region/tests.rs`, `mem/iovecs.rs`, `rt/ring.rs`) or with other processes
 //! (`mem/mapping.rs`), to such memory with a single handle (`mem/owned.rs`), to the signal for such
-//! memory that another process took away (`mem/truncation.rs`), and to wrappers of single system
-//! calls (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`,
-//! `rt/socket.rs`); `tests/tidy/main.rs` has the list.
+//! memory that another process took away (`mem/truncation.rs`, `mem/truncation/zeroes.rs`), and to
+//! wrappers of single system calls (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`,
+//! `rt/process.rs`, `rt/blkdev.rs`, `rt/socket.rs`); `tests/tidy/main.rs` has the list.
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

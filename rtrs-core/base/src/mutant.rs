@@ -188,6 +188,44 @@ mutants! {
         /// The client does not reopen a device whose size has changed.
         ResizeUnheard = "resize-unheard",
     }
+    /// Rules of the front end for virtual machines, which `rtrs-sim` disables in runs with a
+    /// machine.
+    MACHINES {
+        /// The record of a request is cleared before the answer enters the ring.
+        VhostClearedEarly = "vhost-cleared-early",
+        /// A request is submitted without a record.
+        VhostUnrecorded = "vhost-unrecorded",
+        /// The record does not name the request that is answered next.
+        VhostLastUnrecorded = "vhost-last-unrecorded",
+        /// A request is repeated although the dead process has answered it.
+        VhostAnsweredAgain = "vhost-answered-again",
+        /// The record of a new ring begins at index 0, wherever the ring begins.
+        VhostFreshAtZero = "vhost-fresh-at-zero",
+        /// Requests of a dead process are repeated by descriptor, not by age.
+        VhostRepeatedUnordered = "vhost-repeated-unordered",
+        /// Requests of a dead process are not repeated.
+        VhostLeftForgotten = "vhost-left-forgotten",
+        /// A ring with a record continues at the index that the monitor passes.
+        VhostBaseTrusted = "vhost-base-trusted",
+        /// The driver is not called after a restart, although the dead process may not have called.
+        VhostCallForgotten = "vhost-call-forgotten",
+        /// An answer enters the ring before the status is in memory.
+        VhostStatusLate = "vhost-status-late",
+        /// A read is answered without its data.
+        VhostReadUnplaced = "vhost-read-unplaced",
+        /// A flush is answered without flushing the device.
+        VhostFlushSkipped = "vhost-flush-skipped",
+        /// A failed request is answered with success.
+        VhostErrorDropped = "vhost-error-dropped",
+        /// Changes of a guest without a write cache are not durable.
+        VhostThroughDropped = "vhost-through-dropped",
+        /// No flush follows a durable change of a device without FUA.
+        VhostPostflushDropped = "vhost-postflush-dropped",
+        /// Flushes that were offered before a loss was reported are treated like later ones.
+        VhostBacklogForgotten = "vhost-backlog-forgotten",
+        /// The next process does not learn that the guest has turned off its write cache.
+        VhostModeForgotten = "vhost-mode-forgotten",
+    }
     /// Rules of gateways, which `tests/sim/gateways` disables.
     GATEWAYS {
         /// A standby gateway receives IO like the active one.

@@ -43,11 +43,16 @@ struct Listed {
     quick: bool,
 }
 
+/// Returns all mutants that the simulator runs.
+fn every() -> impl Iterator<Item = Mutant> {
+    Mutant::ALL.iter().chain(Mutant::MACHINES).copied()
+}
+
 fn list(json: bool) -> ExitCode {
-    let listed = Mutant::ALL.iter().map(|mutant| Listed {
+    let listed = every().map(|mutant| Listed {
         mutant: mutant.name(),
         rule: mutant.rule(),
-        quick: QUICK.contains(mutant),
+        quick: QUICK.contains(&mutant),
     });
     if json {
         let listed: Vec<Listed> = listed.collect();
@@ -78,7 +83,8 @@ pub(crate) fn main(
     let ReportFormat { json, quiet } = format;
     let chosen: Vec<Mutant> = match which {
         "list" => return list(json),
-        "all" => Mutant::ALL.to_vec(),
+        "all" => every().collect(),
+        "machines" => Mutant::MACHINES.to_vec(),
         "quick" => QUICK.to_vec(),
         name => match name.parse() {
             Ok(mutant) => vec![mutant],
@@ -151,6 +157,7 @@ fn line(verdict: &Verdict) -> String {
         Scenario::Load => "",
         Scenario::Held => "--held ",
         Scenario::Idle => "--idle ",
+        Scenario::Machine => "--machine ",
     };
     let known = if caught.known { "" } else { " (not in tests/sim/mutants.txt)" };
     let text: String = caught.text.chars().take(110).collect();

@@ -10,7 +10,7 @@ use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 use rtrs_server::RateLimits;
 
-use super::{FaultMix, Guest, Ids, Losses, MS, Options, half, pick};
+use super::{FaultMix, Guest, Ids, Losses, MS, MachineOptions, Options, half, pick};
 
 // Chosen so that seeds kept because they found bugs still produce the same runs.
 const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
@@ -62,6 +62,8 @@ pub struct Extra {
     pub losses: Losses,
     /// Rate limits of the session's export.
     pub limits: RateLimits,
+    /// Virtual machine that uses the device, in runs of its own.
+    pub machine: Option<MachineOptions>,
 }
 
 /// Maximum time between two heartbeats of an idle path; zero means a constant interval.

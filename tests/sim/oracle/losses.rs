@@ -65,6 +65,11 @@ impl Oracle {
         }
     }
 
+    /// Whether there was a power cut.
+    pub(in super::super) fn has_cut(&self) -> bool {
+        self.last_cut > 0
+    }
+
     /// Records an acknowledged flush of a user that began at `start`.
     pub(in super::super) fn flush_acked(&mut self, user: usize, start: u64) -> Result<(), Failure> {
         self.tick();

@@ -3,7 +3,7 @@
 use rtrs_core::time::Duration;
 
 use super::super::Plant;
-use super::super::options::WorkOptions;
+use super::super::options::{MachineOptions, WorkOptions};
 
 /// Errors that an IO may end with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,9 @@ pub(in super::super) struct Errors {
     pub(in super::super) loses: bool,
     /// Whether syncs of the backend fail with varying statuses.
     pub(in super::super) statuses: bool,
+    /// Whether durable changes flush by themselves, and fail if a power cut may have taken what
+    /// they have written.
+    pub(in super::super) postflush: bool,
     /// Whether a flush may report a device that became smaller while no path was up.
     pub(in super::super) shrinks: bool,
     /// Whether IO may fail because the session has had no path for too long.
@@ -47,5 +50,7 @@ pub(in super::super) struct Rules {
     pub(in super::super) preflush: bool,
     /// Whether data is written durably and zeroes and discards are not.
     pub(in super::super) zeroes: bool,
+    /// Virtual machine that uses the device.
+    pub(in super::super) machine: Option<MachineOptions>,
     pub(in super::super) plant: Plant,
 }

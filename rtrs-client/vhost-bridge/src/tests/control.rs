@@ -12,6 +12,7 @@ use rtrs_core::mem::TruncationAlarm;
 use rtrs_core::rt::mailbox;
 use rtrs_core::time::Duration as Time;
 use vhost::VhostBackend;
+use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::vhost_user::{VhostUserBackendReqHandlerMut, VhostUserFrontend};
 
 use super::rig::{Disk, Rig, geometry};
@@ -130,6 +131,41 @@ fn a_disabled_ring_pauses() {
     assert!(guest.enable(0, true));
     assert_eq!(ring.finish(&guest), (0, 0, 513));
     rig.stop();
+}
+
+/// QEMU before 7.2 restarts rings without enabling them again, and replaces the kick descriptor of
+/// a running ring.
+#[test]
+fn a_ring_stays_enabled_when_it_restarts_or_its_kicks_change() {
+    let rig = Rig::new("enabled", &geometry(), 1);
+    let (mut guest, mut ring) = connect(&rig, Guest::default());
+    assert_eq!(ring.put(&guest, 0, &[1; 512]), 0);
+    ring.renew_kick(guest.monitor());
+    assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
+    let base = guest.monitor().get_vring_base(0).unwrap();
+    assert_eq!(base, u32::from(ring.next));
+    guest.monitor().set_vring_base(0, ring.next).unwrap();
+    ring.renew_kick(guest.monitor());
+    assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
+    rig.stop();
+}
+
+/// The shards have ended, as they do when the session has failed.
+#[test]
+fn queries_are_answered_without_a_device() {
+    let shared = Arc::new(Shared::new("volume", 1).unwrap());
+    *shared.geometry.lock() = geometry();
+    let (sender, mailbox) = mailbox().unwrap();
+    drop(mailbox);
+    let mut monitor = Monitor::new(&shared, &[sender], &TruncationAlarm::new().unwrap());
+    let config = monitor.get_config(0, 60, VhostUserConfigFlags::empty()).unwrap();
+    assert_eq!(config[..8], (geometry().size / 512).to_le_bytes());
+    assert!(monitor.get_features().is_ok() && monitor.get_queue_num().is_ok());
+    assert!(monitor.get_vring_base(0).is_ok() && !monitor.end());
+    // Before the first open, there is a device without blocks.
+    *shared.geometry.lock() = Geometry::default();
+    let config = monitor.get_config(0, 60, VhostUserConfigFlags::empty()).unwrap();
+    assert_eq!((config.len(), &config[..8]), (60, &[0; 8][..]));
 }
 
 #[test]

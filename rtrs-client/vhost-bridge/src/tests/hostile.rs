@@ -210,8 +210,9 @@ fn a_monitor_that_reads_no_answers_loses_its_connection() {
 #[test]
 fn messages_that_contradict_each_other_end_the_connection() {
     type Bad = fn(&Guest, &mut vhost::vhost_user::Frontend) -> bool;
-    let cases: [(&str, Bad); 10] = [
+    let cases: [(&str, Bad); 11] = [
         ("a feature", |_, monitor| monitor.set_features(1 << 63).is_err()),
+        ("packed rings", |_, monitor| monitor.set_features(1 << 34).is_err()),
         ("a running ring", |_, monitor| monitor.set_vring_num(0, 64).is_err()),
         ("an address", |_, monitor| {
             let address = |at| 0x7000_0000_0000 + at;

@@ -36,6 +36,6 @@ pub use region::skip_ids_to;
 pub use region::{MemSlice, Region};
 pub use scatter::{PIECES_MAX, ScatterError};
 pub use shared::SharedMemory;
-pub use truncation::{TruncationAlarm, survive_truncations};
+pub use truncation::{RegionShare, TruncationAlarm, survive_truncations};
 pub(crate) use usage::unit_of;
 pub use usage::{Counting, MemoryMeter};

@@ -6,7 +6,10 @@
 //! [`TruncationAlarm`] and registered here. The handler that [`survive_truncations`] installs maps
 //! zeroes over the lost pages of a registered region and sets its alarm. SIGBUS on other memory
 //! ends the process as usual. Daemons install the handler; a library leaves the signals of its
-//! program alone.
+//! program alone. `zeroes` has the memory, and `share` limits the regions of each front end.
+
+mod share;
+mod zeroes;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,19 +19,24 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Maximum number of registered regions in the process.
-const ENTRIES: usize = 16_384;
+pub use share::RegionShare;
+use share::{REGIONS_MAX, RegionPart};
+use zeroes::PAGE;
+
 /// Value of an entry's start when the entry has no region.
 const FREE: usize = 0;
 /// Value of an entry's start while the entry changes.
 const TAKEN: usize = 1;
-const PAGE: usize = 4096;
+/// Value of an entry's `lost` while no page was replaced.
+const NONE_LOST: usize = usize::MAX;
 
 /// Flag and event that are set when the file of a registered region is truncated.
 #[derive(Debug)]
 pub struct TruncationAlarm {
     is_set: AtomicBool,
     event: OwnedFd,
+    /// Share of the registered regions to which those with this alarm belong.
+    share: Arc<RegionShare>,
 }
 
 impl TruncationAlarm {
@@ -37,8 +45,16 @@ impl TruncationAlarm {
     /// # Errors
     /// The system's error if there is no descriptor left.
     pub fn new() -> io::Result<Arc<Self>> {
+        Self::of(RegionShare::common())
+    }
+
+    /// Creates an alarm whose regions belong to this share.
+    ///
+    /// # Errors
+    /// The system's error if there is no descriptor left.
+    pub fn of(share: Arc<RegionShare>) -> io::Result<Arc<Self>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { is_set: AtomicBool::new(false), event }))
+        Ok(Arc::new(Self { is_set: AtomicBool::new(false), event, share }))
     }
 
     /// Whether memory has been lost: data read since then may be zeroes.
@@ -65,15 +81,25 @@ struct Entry {
     start: AtomicUsize,
     end: AtomicUsize,
     alarm: AtomicPtr<TruncationAlarm>,
+    /// Start of the replaced pages, which extend to the end of the region.
+    lost: AtomicUsize,
 }
 
-static ENTRY_TABLE: [Entry; ENTRIES] = [const {
+impl Entry {
+    /// Records that the pages from this address to the end of the region were replaced.
+    fn note_lost(&self, from: usize) {
+        self.lost.fetch_min(from, Ordering::SeqCst);
+    }
+}
+
+static ENTRY_TABLE: [Entry; REGIONS_MAX] = [const {
     Entry {
         start: AtomicUsize::new(FREE),
         end: AtomicUsize::new(0),
         alarm: AtomicPtr::new(ptr::null_mut()),
+        lost: AtomicUsize::new(NONE_LOST),
     }
-}; ENTRIES];
+}; REGIONS_MAX];
 
 /// Number of entries at the start of the table that have ever been in use.
 static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
@@ -82,11 +108,14 @@ static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
 pub(super) struct Watch {
     entry: &'static Entry,
     alarm: Arc<TruncationAlarm>,
+    _part: RegionPart,
 }
 
 impl Watch {
     /// Registers the memory of a mapping.
     pub(super) fn new(base: usize, len: usize, alarm: &Arc<TruncationAlarm>) -> io::Result<Self> {
+        let part = alarm.share.take()?;
+        zeroes::refill();
         for (at, entry) in ENTRY_TABLE.iter().enumerate() {
             let order = Ordering::SeqCst;
             if entry.start.compare_exchange(FREE, TAKEN, order, order).is_err() {
@@ -94,9 +123,10 @@ impl Watch {
             }
             ENTRIES_USED.fetch_max(at + 1, Ordering::SeqCst);
             entry.alarm.store(Arc::as_ptr(alarm).cast_mut(), Ordering::SeqCst);
+            entry.lost.store(NONE_LOST, Ordering::SeqCst);
             entry.end.store(base + len, Ordering::SeqCst);
             entry.start.store(base, Ordering::SeqCst);
-            return Ok(Self { entry, alarm: Arc::clone(alarm) });
+            return Ok(Self { entry, alarm: Arc::clone(alarm), _part: part });
         }
         Err(io::Error::other("too many regions of memory are shared with other processes"))
     }
@@ -108,7 +138,11 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let Entry { start, end, alarm } = self.entry;
+        let Entry { start, end, alarm, lost } = self.entry;
+        let (lost, last) = (lost.load(Ordering::SeqCst), end.load(Ordering::SeqCst));
+        if lost < last {
+            zeroes::release(lost, last);
+        }
         start.store(TAKEN, Ordering::SeqCst);
         end.store(0, Ordering::SeqCst);
         alarm.store(ptr::null_mut(), Ordering::SeqCst);
@@ -118,6 +152,7 @@ impl Drop for Watch {
 
 /// Registered region that contains an address.
 struct Found {
+    entry: &'static Entry,
     start: usize,
     end: usize,
     alarm: *const TruncationAlarm,
@@ -134,7 +169,7 @@ fn find(address: usize) -> Option<Found> {
         // still registered.
         let is_same = entry.start.load(Ordering::SeqCst) == start;
         let fits = start > TAKEN && (start..end).contains(&address);
-        (is_same && fits).then_some(Found { start, end, alarm })
+        (is_same && fits).then_some(Found { entry, start, end, alarm })
     })
 }
 
@@ -144,6 +179,7 @@ fn find(address: usize) -> Option<Found> {
 /// # Errors
 /// The system's error.
 pub fn survive_truncations() -> io::Result<()> {
+    zeroes::prepare()?;
     // SAFETY: all zeroes make a sigaction with an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
@@ -176,112 +212,29 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, _context: 
 }
 
 /// Maps zeroes over a registered region from the page of `address` to its end: pages after a lost
-/// page are lost too. Returns false if there is no such region.
+/// page are lost too. Returns false if there is no such region, or no memory at all.
 fn replace_lost(address: usize) -> bool {
-    let Some(Found { start, end, alarm }) = find(address) else { return false };
-    let lost = (address & !(PAGE - 1)).max(start);
-    // Pages of other sizes can only be replaced as a whole.
-    if !map_zeroes(lost, end) && !map_zeroes(start, end) {
-        return false;
-    }
-    // SAFETY: the thread was accessing the region, whose owner holds its registration and with it
-    // the alarm.
-    unsafe { (*alarm).set() };
-    true
-}
-
-fn map_zeroes(start: usize, end: usize) -> bool {
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the range is within the mapping of a region. Other processes may change that memory
-    // at any time, and the region unmaps it as a whole.
-    let mapped = unsafe {
-        libc::mmap(ptr::with_exposed_provenance_mut(start), end - start, access, flags, -1, 0)
+    let Some(Found { entry, start, end, alarm }) = find(address) else { return false };
+    let page = (address & !(PAGE - 1)).max(start);
+    let is_replaced = if entry.lost.load(Ordering::SeqCst) <= page {
+        // There is no memory for the page that replaces the lost one. Or another thread has just
+        // replaced it, which makes no difference: its content does not matter.
+        // SAFETY: the page is within a region. Other processes may change that memory at any time,
+        // and the region unmaps it as a whole.
+        unsafe { zeroes::replace_page(page) }
+    } else {
+        // Pages of other sizes can only be replaced as a whole.
+        // SAFETY: the ranges are within a region, as above.
+        let replaced = unsafe { zeroes::replace([(page, end), (start, end)]) };
+        replaced.inspect(|(from, _)| entry.note_lost(*from)).is_some()
     };
-    mapped != libc::MAP_FAILED
+    if is_replaced {
+        // SAFETY: the thread was accessing the region, whose owner holds its registration and with
+        // it the alarm.
+        unsafe { (*alarm).set() };
+    }
+    is_replaced
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::Command;
-
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-    use super::*;
-    use crate::mem::Region;
-
-    const LEN: usize = 8 * PAGE;
-    /// Environment variable that is set in the process that accesses unregistered memory.
-    const UNREGISTERED: &str = "RTRS_TEST_UNREGISTERED";
-
-    fn memory() -> OwnedFd {
-        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, LEN as u64).unwrap();
-        file
-    }
-
-    #[test]
-    fn lost_pages_are_zeroes_and_set_the_alarm() {
-        survive_truncations().unwrap();
-        let file = memory();
-        let alarms = [0; 2].map(|_| TruncationAlarm::new().unwrap());
-        let map = |alarm: &Arc<_>| Region::watched(file.as_fd(), 0, LEN, alarm).unwrap();
-        let [region, other] = [&alarms[0], &alarms[1]].map(map);
-        region.fill(0, LEN, 7);
-        ftruncate(&file, PAGE as u64 + 5).unwrap();
-        assert!(!region.is_truncated(), "no page was used");
-        assert_eq!(region.slice(PAGE - 1, 7).unwrap().to_vec(), [7, 7, 7, 7, 7, 7, 0]);
-        assert!(!region.is_truncated(), "the page still exists");
-        assert_eq!(region.slice(3 * PAGE - 1, 2).unwrap().to_vec(), [0; 2]);
-        assert!(region.is_truncated() && alarms[0].is_set());
-        let mut count = [0; 8];
-        rustix::io::read(alarms[0].event(), &mut count).unwrap();
-        assert_eq!(u64::from_ne_bytes(count), 1, "one fault for all pages from there on");
-        region.copy_in(LEN - 3, b"abc");
-        region.copy_in(2 * PAGE, b"x");
-        assert_eq!(region.slice(LEN - 3, 3).unwrap().to_vec(), b"abc");
-        assert_eq!(region.slice(0, 1).unwrap().to_vec(), [7]);
-        assert!(!other.is_truncated());
-        drop(region);
-        // The entry in the table is reused.
-        let region = map(&alarms[0]);
-        drop(other);
-        assert_eq!(region.slice(PAGE, 1).unwrap().to_vec(), [7]);
-    }
-
-    #[test]
-    fn other_memory_has_the_default_action() {
-        let name = "mem::truncation::tests::other_memory_has_the_default_action";
-        if std::env::var_os(UNREGISTERED).is_some() {
-            survive_truncations().unwrap();
-            let file = memory();
-            let region = Region::shared(file.as_fd(), 0, LEN).unwrap();
-            ftruncate(&file, 0).unwrap();
-            region.slice(0, 1).unwrap().to_vec();
-            return;
-        }
-        let exe = std::env::current_exe().unwrap();
-        let mut command = Command::new(exe);
-        command.args(["--exact", name, "--nocapture"]).env(UNREGISTERED, "1");
-        let status = command.output().unwrap().status;
-        assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
-    }
-
-    #[test]
-    fn a_signal_without_a_fault_has_the_default_action() {
-        const SENT: &str = "RTRS_TEST_SENT";
-        let name = "mem::truncation::tests::a_signal_without_a_fault_has_the_default_action";
-        if std::env::var_os(SENT).is_some() {
-            survive_truncations().unwrap();
-            // SAFETY: raise takes a number.
-            unsafe { libc::raise(libc::SIGBUS) };
-            return;
-        }
-        let exe = std::env::current_exe().unwrap();
-        let mut command = Command::new(exe);
-        command.args(["--exact", name, "--nocapture"]).env(SENT, "1");
-        let status = command.output().unwrap().status;
-        assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
-    }
-}
+mod tests;
