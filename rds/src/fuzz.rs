@@ -39,8 +39,8 @@ impl Target {
         Self { node, link, now: Instant::ZERO, received: Vec::new(), sent: Vec::new() }
     }
 
-    /// Passes bytes to the node, and writes all pending output. Returns false when the connection
-    /// has ended.
+    /// Passes bytes to the node, and writes all pending output. Returns false if the connection was
+    /// closed.
     fn feed(&mut self, bytes: &[u8]) -> bool {
         self.now = self.now + Duration::from_millis(1);
         self.node.received(self.now, self.link, bytes);

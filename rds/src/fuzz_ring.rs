@@ -148,7 +148,7 @@ impl Ends {
 }
 
 /// Runs steps of at least five bytes: one byte selects the action, two are a number, and two are a
-/// length, which is that of the bytes that follow if the action overwrites memory.
+/// length: that of the bytes that follow, if the action overwrites memory.
 #[doc(hidden)]
 pub fn fuzz_ring(mut data: &[u8]) {
     let mut ends = Ends::new();

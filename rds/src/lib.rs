@@ -1,9 +1,9 @@
 //! RDS over TCP in user space: reliable, ordered datagrams between (address, port) pairs, wire
 //! compatible with the kernel's rds_tcp.
 //!
-//! Map of the crate: `wire` has the message formats; `proto` has the state machines of a node,
-//! without IO; `node` runs them on a ring; `channel` is the interface between a node and its users;
-//! `socket` is the users' side of it.
+//! Map of the crate: `wire` contains the message formats; `proto` contains the state machines of a
+//! node, without IO; `node` runs them on a ring; `channel` is the interface between a node and its
+//! users; `socket` is the users' side of it.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 

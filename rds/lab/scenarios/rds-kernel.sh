@@ -5,7 +5,7 @@
 # limit: 360
 # groups: rds ours
 
-# Kernel sockets of many ports, so that some use a path other than the first: all messages arrive.
+# Kernel sockets on many ports, so that some use a path other than the first: all messages arrive.
 many_sockets() { # to
     rds_in rk timeout 60 python3 - "$1" <<'END'
 import socket, sys

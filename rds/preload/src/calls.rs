@@ -23,7 +23,7 @@ use crate::table::{Entry, add, node_of, node_paths, share};
 /// Address family of RDS sockets.
 pub(crate) const AF_RDS: c_int = 21;
 
-/// Number of socket types of the system; others are invalid for any family.
+/// Number of socket types that the system knows; others are invalid for any family.
 const SOCKET_TYPES: c_int = 11;
 
 /// Length of the control message with latencies (struct rds_cmsg_rx_trace).
@@ -153,7 +153,7 @@ pub(crate) fn destination(fd: c_int, entry: &Entry) -> io::Result<SocketAddr> {
     to.map(|(ip, port)| SocketAddr::new(ip, port)).ok_or_else(|| errno(libc::ENOTCONN))
 }
 
-/// A message of the program.
+/// A message from the program.
 #[derive(Debug)]
 pub(crate) struct Sending<'a> {
     pub(crate) to: Option<Address>,
@@ -262,7 +262,7 @@ fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<Arc<Bindin
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return Err(errno(libc::ETIMEDOUT));
         }
-        // A signal ends the wait too.
+        // A signal interrupts the wait too.
         poll(&mut [], Some(&BIND_LOOK))?;
     }
 }

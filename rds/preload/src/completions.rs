@@ -1,7 +1,7 @@
 //! Completions of zero-copy sends that the program has not read yet.
 //!
-//! The node sends them between messages. As with the kernel, the program gets them with a message,
-//! or from a nonblocking receive that finds none.
+//! The node sends them between messages. As with the kernel, the program receives them with a
+//! message, or from a nonblocking receive that finds none.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) fn lock() -> MutexGuard<'static, Completions> {
     COMPLETIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a cookie. Returns true if there are enough for a full control message.
+/// Keeps a cookie. Returns true if the socket's cookies fill a control message.
 pub(crate) fn keep(inode: u64, cookie: u32) -> bool {
     let mut completions = lock();
     let cookies = completions.entry(inode).or_default();

@@ -35,7 +35,7 @@ pub(crate) struct SendControls {
     has_cookie: bool,
     /// The cookie, unless its control message is too short.
     cookie: Option<u32>,
-    /// A control message requests an operation on remote memory, which TCP does not have.
+    /// A control message requests an operation on remote memory, which TCP does not support.
     is_remote: bool,
     /// A control message is malformed, of an unknown type, or names memory that was not registered.
     is_invalid: bool,
@@ -91,7 +91,7 @@ impl SendControls {
         self.is_invalid |= !is_whole;
     }
 
-    /// Returns the cookie of a message. `is_zerocopy` means that the call has MSG_ZEROCOPY, and
+    /// Returns the cookie of a message. `is_zerocopy` means that the call uses MSG_ZEROCOPY, and
     /// `may_notify` that the socket has SO_ZEROCOPY and the message a payload.
     pub(crate) fn cookie(&self, is_zerocopy: bool, may_notify: bool) -> io::Result<Option<u32>> {
         if self.is_invalid || is_zerocopy && !self.has_cookie {
@@ -162,7 +162,7 @@ impl<'a> ControlWriter<'a> {
         }
         let Some(fitting) = written.checked_sub(length(0)) else { return };
         // SAFETY: `written` is at most the room in the buffer, which is writable by the guarantee
-        // to `new`, and has a header and `fitting` bytes, at most as many as there are to copy.
+        // to `new`, and covers a header and `fitting` bytes, at most as many as there are to copy.
         unsafe {
             let head = self.message.msg_control.cast::<u8>().add(self.used);
             let head = head.cast::<libc::cmsghdr>();

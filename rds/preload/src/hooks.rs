@@ -658,12 +658,12 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         Ok(_) if argument.is_null() => fail(&errno(libc::EFAULT)),
         Ok(Reply::Done) => 0,
         Ok(Reply::Int(value)) => {
-            // SAFETY: the program upholds the contract of `ioctl`, for a request of an int.
+            // SAFETY: the program upholds the contract of `ioctl`; this request returns an int.
             unsafe { argument.cast::<c_int>().write_unaligned(value) };
             0
         }
         Ok(Reply::Byte(value)) => {
-            // SAFETY: the program upholds the contract of `ioctl`, for a request of a byte.
+            // SAFETY: the program upholds the contract of `ioctl`; this request returns a byte.
             unsafe { argument.cast::<u8>().write(value) };
             0
         }

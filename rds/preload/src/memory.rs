@@ -20,7 +20,7 @@ pub(crate) const ADDRESS_MAX: socklen_t = 128;
 pub(crate) enum Address {
     /// Address of a node, and a port.
     Of(SocketAddr),
-    /// Address of a family that nodes do not have.
+    /// Address of a family that nodes do not support.
     None,
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn errno(code: c_int) -> io::Error {
 }
 
 pub(crate) fn set_errno(code: c_int) {
-    // SAFETY: points to the C library's errno of this thread.
+    // SAFETY: points to this thread's errno in the C library.
     unsafe { *libc::__errno_location() = code };
 }
 
@@ -80,7 +80,7 @@ pub(crate) unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> i
     }
 }
 
-/// Writes the address that a program asks for.
+/// Writes the address that a program requests.
 ///
 /// # Errors
 /// EFAULT for null pointers, EINVAL for a negative size.

@@ -288,7 +288,7 @@ fn info(fd: c_int, entry: &Entry, option: InfoOption) -> io::Result<Answer> {
     let (mut all, mut element) = (Vec::new(), 0);
     let mut counters: Vec<Counter> = Vec::new();
     for path in node_paths() {
-        // The node may have ended.
+        // The node may have stopped.
         let Ok(access) = Access::open(Box::new(AtPath(path))) else { continue };
         let (bytes, size) = access.info(option.number())?;
         element = size;

@@ -260,7 +260,7 @@ pub(crate) fn add(fd: i32) -> io::Result<()> {
 pub(crate) fn share(access: Access) -> io::Result<Arc<Access>> {
     let inode = access.board().inode()?;
     let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
-    // Drops nodes whose sockets are all closed, such as those that have ended.
+    // Drops nodes whose sockets are all closed, such as those that have stopped.
     nodes.retain(|_, node| Arc::strong_count(node) > 1);
     Ok(Arc::clone(nodes.entry(inode).or_insert_with(|| Arc::new(access))))
 }

@@ -1,6 +1,6 @@
 //! Payloads too long for a unix socket: the rest is passed in a memfd.
 //!
-//! The limit on a send buffer is often 208 KiB, while a message can have up to 1 MiB. The first
+//! The limit on a send buffer is often 208 KiB, while a message can be up to 1 MiB long. The first
 //! part always passes through the socket, so that long messages fill the socket like any others.
 
 use std::fs::File;

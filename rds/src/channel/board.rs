@@ -183,7 +183,7 @@ impl Board {
         has_mark.then(|| self.memory.load(at + AT_MARK))
     }
 
-    /// Whether the node may refuse messages to this address, because it has reached its limit of
+    /// Whether the node may refuse messages to this address, because it has reached its limit on
     /// peers and this address is not a peer that has sent a congestion map.
     pub fn may_refuse(&self, peer: IpAddr) -> bool {
         self.memory.load(AT_CROWDED) != 0 && self.place_of(peer).is_none()
@@ -194,7 +194,7 @@ impl Board {
         self.memory.load(AT_CHANGES)
     }
 
-    /// Waits until a map has changed since `changes` was read, for `limit` at most.
+    /// Waits until a map has changed since `changes` was read, for at most `limit`.
     ///
     /// # Errors
     /// `Interrupted` by a signal.
@@ -286,7 +286,7 @@ impl BoardWriter {
     }
 
     /// Publishes the payload released from a socket's send buffer, and the total of payload taken
-    /// at which its users are to report it.
+    /// at which its users must report it.
     pub(crate) fn set_flow(&self, slot: usize, released: u32, mark: Option<u32>) {
         let at = self.layout.slot(slot);
         let mark_words = mark.map(|mark| (AT_MARK, mark));
@@ -299,7 +299,7 @@ impl BoardWriter {
         }
     }
 
-    /// Publishes whether the node has reached its limit of peers.
+    /// Publishes whether the node has reached its limit on peers.
     pub(crate) fn set_crowded(&self, is_crowded: bool) {
         // Written only on change, since users read the same cache line.
         if self.memory.load(AT_CROWDED) != u32::from(is_crowded) {

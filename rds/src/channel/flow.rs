@@ -24,7 +24,7 @@ use super::ring::{LONG_LEN, NodeRing, RING_LEN, put};
 
 /// Payload that users have sent.
 const SENT: usize = 0;
-/// Number of messages that users have begun to send over the socket, without those that failed.
+/// Number of messages that users have begun to send over the socket, excluding those that failed.
 const BY_SOCKET: usize = 1;
 /// Payload that users have received. In another cache line, since the node reads it in each turn.
 const TAKEN: usize = 16;
@@ -43,7 +43,7 @@ impl Flow {
     /// Opens the counters and the rings of a socket.
     ///
     /// # Errors
-    /// The system's error; `InvalidData` if the memory is not that of a socket.
+    /// The system's error; `InvalidData` if the memory is not a socket's.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let OtherEnds { counters, outgoing, incoming } = open_ring(fd, SIZES)?;
         Ok(Self { counters, ring: outgoing, incoming })
@@ -138,7 +138,7 @@ impl NodeFlow {
         self.fd.as_fd()
     }
 
-    /// Gives memory of long messages back to the system. Returns whether to call again.
+    /// Frees memory of long messages. Returns whether to call again.
     ///
     /// # Errors
     /// The system's error.
@@ -151,7 +151,7 @@ impl NodeFlow {
         self.received = self.received.wrapping_add(word(len));
     }
 
-    /// Returns the total that is released, if this much of what was read is in flight.
+    /// Returns the total that is released if this much of what was read is still in flight.
     pub(crate) fn released(&self, in_flight: usize) -> u32 {
         self.received.wrapping_sub(word(in_flight))
     }

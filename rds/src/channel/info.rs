@@ -41,7 +41,7 @@ pub enum InfoOption {
         /// Selects IPv6 addresses.
         v6: bool,
     },
-    /// Information about other transports, which a node does not have.
+    /// Information about other transports, which a node does not support.
     Nothing,
 }
 

@@ -1,6 +1,6 @@
 //! Fixed header of all packets between a node and its users.
 //!
-//! Both sides are on one host and, as the version ensures, of one build, so integers are in host
+//! Both sides are on one host and, as the version ensures, from one build, so integers are in host
 //! byte order.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -52,10 +52,10 @@ kinds! {
     Taken = 9,
     /// User, on a socket: messages are in its ring.
     Wake = 10,
-    /// Node: messages are in the ring for users. `value` is the number of this token. Users take it
-    /// when they have taken the last message. User, on a control connection: the slot `extra` with
-    /// the serial number `len` needs another one, because a user has taken one beside messages. Has
-    /// no answer.
+    /// Node: messages are in the ring for users. `value` is the number of this token. Users take
+    /// the token when they have taken the last message. User, on a control connection: the slot
+    /// `extra` with the serial number `len` needs another one, because a user took one while
+    /// messages waited. Has no answer.
     Token = 11,
     /// User: return the board; this connection is not a socket. The answer is
     /// [`Bound`](Self::Bound), without counters.
@@ -70,12 +70,12 @@ kinds! {
     Cancel = 20,
     /// User: return the info option `value`.
     Info = 21,
-    /// User: reserve a place for the peer `address`, if one is free.
+    /// User: reserve an entry for the peer `address`, if one is free.
     Reach = 23,
     /// User, on a socket: the attached connection may change this socket. If `value` and `extra`
     /// hold the number of a control connection, that connection may do so instead, and the attached
-    /// one only gets the answer: [`Bound`](Self::Bound) with the socket's slot, and in `address`
-    /// the number of the control connection.
+    /// one only receives the answer: [`Bound`](Self::Bound) with the socket's slot, and in
+    /// `address` the number of the control connection.
     Control = 24,
     /// Node: success, or the errno in `value`. For information: `len` bytes in a memfd, with
     /// elements of `extra` bytes.
@@ -94,7 +94,7 @@ pub(crate) struct Packet {
     pub(crate) times: PacketTimes,
 }
 
-/// Times of a message in the node, for [`PacketKind::Data`]. Packets from users have a ring
+/// Times of a message in the node, for [`PacketKind::Data`]. Packets from users carry a ring
 /// position in place of `header`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PacketTimes {

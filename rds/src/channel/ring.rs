@@ -39,12 +39,12 @@
 //! readable exactly while messages wait. A user that is killed between the two leaves a token
 //! without messages, which the next call takes. A user that is killed after it has taken a token
 //! that was not meant for it can leave messages without a token: the node looks for them once a
-//! second. A user that is killed in a wait keeps the right to wait with a receive: from then on all
-//! waits of this socket poll, which costs a request for the time limit in each, and that signals
-//! end them.
+//! second. A user that is killed in a wait keeps the right to wait with a receive: from then on,
+//! all waits on this socket poll, which costs a query of the time limit in each, and makes signals
+//! interrupt them.
 //!
-//! **A killed node** cannot announce its end. Users of its sockets notice when they wake it, when
-//! the ring or the send buffer is full, and when they receive.
+//! **A killed node** cannot announce that it is gone. Users of its sockets notice when they wake
+//! it, when the ring or the send buffer is full, and when they receive.
 
 use std::io::IoSlice;
 
@@ -55,7 +55,7 @@ use super::packet::{PACKET_LEN, Packet, PacketKind};
 /// Length of a ring. It exceeds the default send buffer, so messages of usual lengths fit whenever
 /// the send buffer has room for them.
 pub(crate) const RING_LEN: usize = 256 << 10;
-/// Length of the room for longer payloads to users: two of the longest.
+/// Length of the area for longer payloads to users: two of the longest.
 pub(crate) const LONG_LEN: usize = 2 << 20;
 /// Maximum length of a payload in a ring.
 pub(crate) const RING_MESSAGE_MAX: usize = 64 << 10;

@@ -2,7 +2,7 @@
 //!
 //! A program checks the board before it sends, so the node does not see refused messages. Each
 //! process has counts of its own, which forked children share. The node reads them like a file: it
-//! does not map memory that another process has made.
+//! does not map memory that another process has created.
 
 use std::fs::File;
 use std::io;
@@ -17,8 +17,8 @@ use crate::proto::Refused;
 
 /// Length of the memory in bytes: two words for each count.
 const TALLY_LEN: usize = 24;
-/// Number of attempts to get the lock of a count before it is changed anyway: a process may have
-/// forked while another thread held the lock.
+/// Number of attempts to take the lock of the counts before it is changed anyway: a process may
+/// have forked while another thread held the lock.
 const LOCK_TRIES: usize = 1000;
 
 /// Reason for a refusal.

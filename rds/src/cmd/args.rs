@@ -1,4 +1,4 @@
-//! Types of command-line values that settings do not have.
+//! Types of command-line values that settings do not use.
 
 use std::fmt;
 use std::str::FromStr;

@@ -41,7 +41,7 @@ enum NodeCommand {
     ///
     /// With `-o json`, prints the same as `rds node list`.
     Stats(AskArgs),
-    /// End the connections of a node to a peer, as a fault would; the node reconnects
+    /// Close a node's connections to a peer, as a fault would; the node reconnects
     ///
     /// No message is lost.
     Reset(ResetArgs),
@@ -49,7 +49,7 @@ enum NodeCommand {
     ///
     /// A comment marks the settings that `rds node set` cannot change.
     Get(GetArgs),
-    /// Change settings of a running node, until it ends
+    /// Change settings of a running node, until it stops
     ///
     /// Either all of the settings change or none. log, max-unacked-bytes, max-unacked-packets,
     /// reconnect-max, reconnect-min, tcp-rcvbuf and tcp-sndbuf can change. Only log applies to the

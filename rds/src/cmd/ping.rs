@@ -20,7 +20,7 @@ use crate::wire::PING_PORT;
 
 /// Number of sockets used in turn: the socket of an answer identifies its ping.
 const SOCKETS: usize = 8;
-/// Interval of the checks for signals.
+/// Interval between checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The arguments of `ping`.

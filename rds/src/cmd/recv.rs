@@ -21,11 +21,11 @@ pub struct RecvArgs {
     #[arg(value_name = "PORT")]
     port: Port,
 
-    /// End after this many messages
+    /// Exit after this many messages
     #[arg(short = 'n', long, value_name = "COUNT")]
     count: Option<Int<u64, 1, { u64::MAX }>>,
 
-    /// End with an error if nothing arrives for this time: 1ms to 1h
+    /// Exit with an error if nothing arrives for this time: 1ms to 1h
     #[arg(short = 'W', long, value_name = "TIME")]
     timeout: Option<Seconds>,
 

@@ -132,7 +132,7 @@ fn wait_arrived(
     loop {
         left = match undelivered(node, socket.port()) {
             Ok(left) => left,
-            // Only a node that has ended, or is not running, fails to answer.
+            // Only a node that has stopped, or was never running, fails to answer.
             Err(_) => return Err(Error::new(ErrorKind::Messages, ended(left))),
         };
         if left == 0 {

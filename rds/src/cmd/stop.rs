@@ -1,4 +1,4 @@
-//! Signals that end a command and make it print a summary.
+//! Signals that stop a command and make it print a summary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ impl Stop {
         let counted = Arc::clone(&count);
         let forwarding = Signals::take().and_then(|signals| {
             signals.forward(move |signal| {
-                // A terminal that hangs up ends the command too.
+                // A terminal hangup stops the command too.
                 if matches!(signal, Signal::Stop | Signal::Reload) {
                     counted.fetch_add(1, Ordering::Relaxed);
                 }

@@ -64,7 +64,7 @@ pub struct StressArgs {
     /// Time to wait for the last answers: 1ms to 1h
     ///
     /// Requests not answered by then count as lost. If nothing is answered for 3 s, or for 3 tenths
-    /// of this time if that is longer, the command ends.
+    /// of this time if that is longer, the command exits.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "10s")]
     timeout: Seconds,
 

@@ -1,7 +1,7 @@
 //! Text tables: columns as wide as their longest cell.
 
-/// Formats rows of cells, indented by two; the first line has the headings. Columns whose heading
-/// begins with `>` are right-aligned.
+/// Formats rows of cells, indented by two; the first line contains the headings. Columns whose
+/// heading begins with `>` are right-aligned.
 pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let names: Vec<&str> = headings.iter().map(|name| name.trim_start_matches('>')).collect();
     let first: Vec<String> = names.iter().map(ToString::to_string).collect();

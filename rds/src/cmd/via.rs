@@ -31,9 +31,9 @@ pub(super) struct ViaArgs {
     #[arg(long, value_name = "PATH", conflicts_with = "kernel")]
     pub(super) node: Option<PathBuf>,
 
-    /// Use the RDS of the kernel
+    /// Use the kernel's RDS
     ///
-    /// It needs the modules rds and rds_tcp.
+    /// Needs the modules rds and rds_tcp.
     #[arg(long)]
     pub(super) kernel: bool,
 

@@ -1,9 +1,9 @@
 //! Answers that users have not read.
 //!
 //! An answer waits in the user's connection, with descriptors of memory. The system counts these
-//! against the node, and passes no more beyond a limit. So a connection gets one answer at a time,
-//! and each user has a share of all unread ones. An answer counts until it is read, even after its
-//! connection is closed.
+//! against the node, and passes no more beyond a limit. So a connection receives one answer at a
+//! time, and each user has a share of all unread ones. An answer counts until it is read, even
+//! after its connection is closed.
 
 use std::collections::BTreeMap;
 
@@ -58,8 +58,8 @@ impl Answers {
         }
     }
 
-    /// Records an answer that is to be sent. Returns false if the connection must not get one: it
-    /// has not read the previous one, or its user has too many.
+    /// Records an answer that is to be sent. Returns false if the connection must not receive it:
+    /// it has not read the previous one, or its user has too many.
     pub(super) fn begin(&mut self, now: Instant, id: ClientId, client: &Client) -> bool {
         let user = client.user();
         self.forget_if_read(id);
@@ -109,7 +109,7 @@ impl Answers {
         }
     }
 
-    /// Handles the end of a connection.
+    /// Handles a closed connection.
     pub(super) fn ended(&mut self, id: ClientId) {
         self.forget_if_read(id);
     }

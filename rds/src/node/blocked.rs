@@ -53,14 +53,14 @@ pub(super) struct Blocked {
     ports: BTreeMap<(IpAddr, u16), Congested>,
     /// Paths with messages, by peer and number.
     paths: BTreeMap<(IpAddr, usize), Stuck>,
-    /// Stuck peers that the log has reported.
+    /// Stuck peers that have been logged.
     logged: BTreeSet<IpAddr>,
     check_at: Option<Instant>,
     log: LogLimit,
 }
 
 impl Blocked {
-    /// Handles a changed congestion map from a peer, or of the node itself.
+    /// Handles a changed congestion map of a peer, or of the node itself.
     pub(super) fn congestion_changed(
         &mut self,
         now: Instant,

@@ -21,7 +21,7 @@ use crate::channel::{
 use crate::proto::{Received, SocketId, UserId};
 use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
 
-/// Number of a user's connection.
+/// ID of a user's connection.
 pub(super) type ClientId = u64;
 
 /// Connections of a request.
@@ -101,7 +101,7 @@ impl Client {
     ///
     /// # Errors
     /// `InvalidInput` for anything but a connected unix socket for packets: other descriptors may
-    /// be readable without input, or never end. Otherwise the system's error.
+    /// be readable without input, or never reach an end. Otherwise the system's error.
     pub(super) fn passed(fd: OwnedFd, credentials: PeerCredentials) -> io::Result<Self> {
         let is_packet_socket = socket_domain(&fd)? == AddressFamily::UNIX
             && socket_type(&fd)? == SocketType::SEQPACKET
@@ -113,7 +113,7 @@ impl Client {
         Ok(Self { credentials, is_passed: true, ..Self::new(fd)? })
     }
 
-    /// Returns the user in whose shares the connection counts.
+    /// Returns the user against whose shares the connection counts.
     pub(super) fn user(&self) -> UserId {
         UserId(self.credentials.uid)
     }
@@ -129,14 +129,14 @@ impl Client {
         ring.is_used().then_some(ring)
     }
 
-    /// Whether the ring of the socket has a message.
+    /// Whether the ring of the socket holds a message.
     pub(super) fn has_ring_input(&self) -> bool {
         self.bound.as_ref().is_some_and(|bound| bound.flow.ring.has_input())
     }
 
     /// Reads the next packet of the user: from its ring, or from the connection, whichever is
     /// earlier. Without `all`, packets on the connection that a poll in progress reports may be
-    /// left. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    /// left unread. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
     pub(super) fn read(&mut self, buffer: &mut [u8], all: bool) -> Input {
         let is_reported = self.reading.is_some() && !all;
         let Some(ring) = self.ring_in_use() else { return self.read_connection(buffer) };
@@ -147,7 +147,7 @@ impl Client {
             Err(error) => return broken(&error),
         }
         let had_message = ring.has_input();
-        // Since the check of the ring, users may have added messages to it and then sent a packet.
+        // Since the ring was checked, users may have added messages to it and then sent a packet.
         let peeked = peek(&self.fd);
         let Some(ring) = self.ring_in_use() else { return Input::Nothing };
         let is_preceded = match &peeked {
@@ -272,7 +272,7 @@ fn take(ring: &mut NodeRing, front: Front) -> Input {
     match ring.take(front) {
         Some((packet, payload)) => Input::Packet(packet, payload, Vec::new()),
         None => {
-            tracing::debug!("user disconnected: its ring has something other than a message");
+            tracing::debug!("user disconnected: its ring holds something other than a message");
             Input::End
         }
     }

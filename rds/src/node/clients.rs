@@ -62,7 +62,7 @@ impl Task {
     }
 }
 
-/// A packet of a user, with the bytes and the descriptors that came with it.
+/// A packet from a user, with the bytes and the descriptors that came with it.
 #[derive(Debug)]
 struct Request {
     packet: Packet,
@@ -418,7 +418,7 @@ impl Clients {
                 }
             }
             (PacketKind::Watch, Some(socket), _) => {
-                // The congestion may have ended since the user looked.
+                // The congestion may have ended since the user checked.
                 node.watch(socket, packet.address, packet.port);
             }
             // There is room now; otherwise the packet would not have been read.

@@ -11,7 +11,7 @@ use crate::proto::{Tunable, Tuning};
 
 /// Idle time before the first keepalive probe, and interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// Number of unanswered probes that end a connection.
+/// Number of unanswered probes after which a connection is lost.
 const KEEPALIVES: u32 = 5;
 /// Minimum and maximum interval between checks for acknowledged bytes while a user waits for them.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));

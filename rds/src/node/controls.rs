@@ -1,8 +1,8 @@
 //! Control connections, which carry requests about sockets.
 //!
 //! A process opens one when it binds its first socket, and keeps it open, because the process may
-//! later lose the permission to connect, or its root directory. Each holder of a socket can let a
-//! connection change that socket, and no other.
+//! later lose the permission to connect, or change its root directory. Each holder of a socket can
+//! let a connection change that socket, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +15,8 @@ const HOLDERS_MAX: usize = 64;
 /// Number of control connections in addition to [`PER_SOCKET`] for each socket that a node may
 /// have.
 const SPARE: usize = 128;
-/// Number of control connections for each socket that a node may have: with its share of them, one
-/// user can still have a process for each socket.
+/// Number of control connections for each socket that a node may have: one user's share of them
+/// still suffices for a process per socket.
 const PER_SOCKET: usize = 2;
 
 /// Returns the maximum number of control connections of a node with this many sockets.

@@ -17,13 +17,13 @@ use crate::proto::{Event, Node};
 
 /// Time for a stopping node to deliver the messages of its users.
 const GRACE: Duration = Duration::from_secs(1);
-/// Interval between checks for undelivered messages in that time.
+/// Interval between checks for undelivered messages during that time.
 const GRACE_CHECK: Duration = Duration::from_millis(5);
 
 /// Messages from other threads to a node.
 #[derive(Debug)]
 pub enum Command {
-    /// Take over a connection of a user.
+    /// Take over a user's connection.
     Adopt(OwnedFd),
     /// Report the node's state.
     Report(mpsc::Sender<NodeReport>),
@@ -43,7 +43,7 @@ pub trait App {
     fn turn(&mut self, now: Instant, node: &mut Node) -> bool;
     /// Returns the time at which to call `turn` even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
-    /// Whether the node is to stop.
+    /// Whether the node should stop.
     fn is_done(&self) -> bool;
 }
 
@@ -113,7 +113,7 @@ impl<A: App> NodeShard<A> {
             Command::Report(reply) => {
                 self.node.ports_mut().set_refused(self.clients.refused());
                 let owners = self.clients.owners();
-                // The requester may have gone away.
+                // The requester may no longer be waiting.
                 let _ = reply.send(NodeReport::new(now, &self.node, &self.blocked, &owners));
             }
             Command::Reset(peer, reply) => {

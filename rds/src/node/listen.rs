@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Retries a bind for a while if the address is in use.
+/// Retries a bind for up to [`PATIENCE`] if the address is in use.
 fn patiently<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -18,7 +18,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Reserve {
     spare: Option<OwnedFd>,
-    /// The user that currently has the reserved descriptor.
+    /// The user that currently holds the reserved descriptor.
     refused: Option<ClientId>,
     log: LogLimit,
 }
@@ -48,7 +48,7 @@ impl Reserve {
         }
     }
 
-    /// Whether a user has the reserved descriptor, and so gets no socket.
+    /// Whether a user holds the reserved descriptor, and so is refused a socket.
     pub(super) fn is_refused(&self, id: ClientId) -> bool {
         self.refused == Some(id)
     }

@@ -92,7 +92,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
-/// Handle of a node that runs on its own thread. The node ends when the handle is dropped.
+/// Handle to a node that runs on its own thread. The node stops when the handle is dropped.
 #[derive(Debug)]
 pub struct NodeHandle {
     sender: Sender<Command>,
@@ -176,7 +176,7 @@ impl NodeHandle {
     /// Stops the node. Messages of its users are delivered first, for at most a second.
     ///
     /// # Errors
-    /// Returns the error that ended the node earlier.
+    /// Returns the error that stopped the node earlier.
     pub fn stop(mut self) -> io::Result<()> {
         self.end()
     }

@@ -1,4 +1,4 @@
-//! Tests of users that violate the protocol: the node ends them, and others are not affected.
+//! Tests of users that violate the protocol: the node disconnects them; others are not affected.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -163,7 +163,7 @@ fn wrong_descriptors(dir: &std::path::Path) -> Vec<Wrong> {
 }
 
 #[test]
-fn descriptors_other_than_connections_end_their_user() {
+fn descriptors_other_than_connections_disconnect_their_user() {
     let node = start();
     let name = format!("rds-wrong-{}", std::process::id());
     let dir = std::env::temp_dir().join(name);
@@ -188,7 +188,7 @@ fn descriptors_other_than_connections_end_their_user() {
 }
 
 #[test]
-fn more_descriptors_than_a_request_has_end_their_user() {
+fn too_many_descriptors_disconnect_their_user() {
     let node = start();
     let user = user(&node);
     let [_ours, theirs] = pair(Type::SEQPACKET);
@@ -202,7 +202,7 @@ fn more_descriptors_than_a_request_has_end_their_user() {
     works(&node);
 }
 
-/// Otherwise the user would hold an end of the socket, or the port would stay bound after its end.
+/// Otherwise the user would hold an end of the socket, or leave its port bound after disconnecting.
 #[test]
 fn a_passed_connection_does_not_become_a_socket() {
     let node = start();

@@ -16,7 +16,7 @@ pub(super) struct Untaken {
     pub(super) clients: BTreeSet<ClientId>,
     /// Users whose ports are congested.
     pub(super) congested: BTreeSet<ClientId>,
-    /// Users whose rings need room first.
+    /// Users whose messages wait for room in their rings.
     waiting: BTreeSet<ClientId>,
     /// Users whose rings had messages since the last check.
     unread: BTreeSet<ClientId>,
@@ -52,7 +52,7 @@ impl Untaken {
         }
     }
 
-    /// Records that the ring of a user has messages.
+    /// Records that a user's ring holds messages.
     pub(super) fn add_unread(&mut self, id: ClientId) {
         self.unread.insert(id);
     }

@@ -8,8 +8,8 @@ use super::event::SendError;
 use super::tuning::Tuning;
 use crate::wire::PAYLOAD_MAX;
 
-/// Cost that a message has in every memory limit in addition to its payload. Without it, empty
-/// messages would be free.
+/// Cost of a message in every memory limit, in addition to its payload. Without it, empty messages
+/// would be free.
 pub const MESSAGE_COST: usize = 128;
 
 /// Maximum number of connections to a peer, as in the kernel.
@@ -24,7 +24,7 @@ pub struct Config {
     /// simulators: the node then behaves like Linux 6.1, which announces no generation and
     /// immediately trusts TCP's acknowledgments.
     pub generation: u32,
-    /// Seed of random delays and ports.
+    /// Seed for random delays and ports.
     pub seed: u64,
     /// Maximum number of bytes that a socket may have sent without acknowledgment by its peers; see
     /// [`Node::set_buffers`](super::Node::set_buffers).

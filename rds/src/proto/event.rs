@@ -76,7 +76,7 @@ pub enum Order {
         /// Address of the peer.
         to: IpAddr,
     },
-    /// Close the connection; nothing more is to be reported about it.
+    /// Close the connection; nothing more must be reported about it.
     Close(LinkId),
 }
 
@@ -117,7 +117,7 @@ pub enum SendError {
     /// The address family differs from that of the node.
     #[error("{0} is not in the address family of this node")]
     Family(IpAddr),
-    /// The message is longer than a message or the send buffer may be.
+    /// The message is longer than the send buffer or the longest possible message.
     #[error("the message has {len} bytes; the limit of this socket is {max}")]
     TooLong {
         /// Length of the message in bytes.

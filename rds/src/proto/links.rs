@@ -90,7 +90,7 @@ impl Links {
         self.links.iter().filter(|(_, link)| is_other(link)).map(|(id, _)| *id).collect()
     }
 
-    /// Whether a connection to a peer other than `id` has received a map of this run.
+    /// Whether any connection to a peer, except `id`, has received a map of this run.
     pub(super) fn has_run(&self, peer: IpAddr, generation: u32, id: LinkId) -> bool {
         let is_it = |link: &Link| link.peer == peer && link.generation == Some(generation);
         self.links.iter().any(|(other, link)| *other != id && is_it(link))

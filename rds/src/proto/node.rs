@@ -47,7 +47,7 @@ pub struct AckProgress {
     pub acked: u64,
     /// Whether a user, or a peer that pings, waits for more acknowledgments.
     pub is_awaited: bool,
-    /// Whether the unacknowledged messages or bytes are so many that each write ends with a check.
+    /// Whether so much is unacknowledged that each write must be followed by a check.
     pub is_much: bool,
 }
 
@@ -141,14 +141,14 @@ impl Node {
         }
     }
 
-    /// Handles a connection accepted from a peer. With `None`, the caller closes the connection.
+    /// Handles a connection accepted from a peer. On `None`, the caller closes the connection.
     pub fn accepted(&mut self, now: Instant, from: IpAddr) -> Option<LinkId> {
         let link = self.peers.accepted(now, from);
         self.apply_effects();
         link
     }
 
-    /// Handles a connection that has ended or could not be established.
+    /// Handles a connection that was lost or could not be established.
     pub fn lost(&mut self, now: Instant, id: LinkId) {
         self.peers.lost(now, id);
         self.apply_effects();

@@ -30,7 +30,7 @@ pub(super) enum Owner {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) owner: Owner,
-    /// User whose share of the memory the message is counted in, even after its socket was closed.
+    /// User against whose share of the memory the message counts, even after its socket was closed.
     pub(super) user: UserId,
     pub(super) sport: u16,
     pub(super) dport: u16,
@@ -40,7 +40,7 @@ pub(super) struct Message {
     pub(super) sequence: Option<u64>,
     /// A connection has begun to send the message: the peer may have it.
     pub(super) is_begun: bool,
-    /// Notice that the sender asked for.
+    /// Notice that the sender requested.
     pub(super) completion: Option<Completion>,
 }
 

@@ -111,7 +111,7 @@ impl Peer {
         self.paths[0].connection.connects()
     }
 
-    /// Number of paths that both nodes support; `None` before the first map.
+    /// Returns the number of paths that both nodes support; `None` before the first map.
     pub(super) fn count(&self) -> Option<usize> {
         self.count
     }
@@ -126,7 +126,7 @@ impl Peer {
         if self.count.is_none_or(|count| index < count) { index } else { 0 }
     }
 
-    /// Returns the path of the messages from a port.
+    /// Returns the path for messages from a port.
     pub(super) fn path_of(&self, port: u16, seed: u32) -> usize {
         let hash = (u32::from(port) ^ seed).wrapping_mul(0x9e37_79b1);
         let hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
@@ -189,7 +189,7 @@ impl Peer {
         is_idle && (!self.inbound.is_proven() || is_away)
     }
 
-    /// Time when the peer first became known, or when its last connection was lost.
+    /// Returns the time when the peer first became known, or when its last connection was lost.
     fn since(&self) -> Instant {
         let times = self.paths.iter().map(|path| path.connection.since());
         times.max().unwrap_or(Instant::ZERO)

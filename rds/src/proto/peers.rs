@@ -270,7 +270,7 @@ impl Peers {
         }
     }
 
-    /// Handles a connection accepted from a peer. With `None`, the caller closes the connection.
+    /// Handles a connection accepted from a peer. On `None`, the caller closes the connection.
     pub(super) fn accepted(&mut self, now: Instant, from: IpAddr) -> Option<LinkId> {
         let own = self.config.address;
         if from == own || from.is_ipv4() != own.is_ipv4() || self.admit(now, from).is_err() {
@@ -323,8 +323,8 @@ impl Peers {
             let may_connect = index == 0 || peer.wants_connection(index);
             let connection = &mut peer.path_mut(index).connection;
             match connection.phase() {
-                // The peer may have lost a connection that looks good from here. Sending data will
-                // reveal the loss.
+                // The peer may have lost a connection that looks intact from here. Sending data
+                // will reveal the loss.
                 Phase::Up(link) => self.links.send_map(link),
                 Phase::Idle | Phase::Waiting(_) if may_connect => {
                     if let Some(wait) = connection.delay_after_kick(now) {
@@ -425,7 +425,7 @@ impl Peers {
         self.links.order_close(id);
     }
 
-    /// Handles a connection that has ended or could not be established.
+    /// Handles a connection that was lost or could not be established.
     pub(super) fn lost(&mut self, now: Instant, id: LinkId) {
         self.abandon_closed();
         let Some(link) = self.links.remove(id) else { return };
@@ -582,7 +582,7 @@ impl Peers {
                 self.close(now, id);
                 return None;
             }
-            // Connections to a former run end, and its messages return, before new ones follow.
+            // Close connections to a former run first, which returns their messages.
             Run::New => {
                 for other in self.links.of_other_runs(from, generation) {
                     self.close(now, other);
@@ -658,8 +658,8 @@ impl Peers {
         }
     }
 
-    /// Abandons messages to a peer. With `waiting`, messages that are not queued on a connection
-    /// are dropped in any case. Returns the amount of messages that lost their owner.
+    /// Abandons messages to a peer. If `waiting` is set, messages that are not queued on a
+    /// connection are dropped in any case. Returns the amount of messages that lost their owner.
     fn abandon(
         &mut self,
         address: IpAddr,

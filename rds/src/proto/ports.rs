@@ -139,7 +139,7 @@ pub(super) struct Memory {
 struct UserMemory {
     received: Shares,
     sent: Shares,
-    /// Users that were refused because their share of sent messages was in use.
+    /// Users that were refused because their share of sent messages was used up.
     held_up: BTreeSet<UserId>,
 }
 
@@ -405,7 +405,7 @@ impl Ports {
         Some(socket.waiting > socket.rcvbuf && self.congested.set(port, true))
     }
 
-    /// Returns the next message for a reader. It counts in the receive buffer until
+    /// Returns the next message for a reader. It counts against the receive buffer until
     /// [`taken`](Self::taken).
     pub(super) fn pass(&mut self, id: SocketId) -> Option<Received> {
         let socket = self.get_mut(id)?;
@@ -504,7 +504,7 @@ impl Ports {
         }
     }
 
-    /// Removes messages from a socket's buffer; they still count in the node's memory.
+    /// Removes messages from a socket's buffer; they still count against the node's memory.
     pub(super) fn discharge(&mut self, id: SocketId, amount: Amount) {
         self.reduce(id, amount);
         self.notify_refused(id.port);

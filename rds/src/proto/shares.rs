@@ -48,8 +48,8 @@ impl Shares {
         own == 0 || user == UserId::NODE || own + amount <= share(whole, own)
     }
 
-    /// Whether a user that was refused may try again. A part of its share must be free, so that
-    /// it does not try for each message.
+    /// Whether a user that was refused may try again. A part of its share must be free, so that the
+    /// user does not retry for each message.
     pub(crate) fn has_relaxed(&self, user: UserId, whole: Use) -> bool {
         let own = self.used.get(&user).copied().unwrap_or(0);
         let share = share(whole, own);

@@ -12,11 +12,11 @@ use super::event::LinkId;
 pub(super) enum Timer {
     Peer(IpAddr),
     Link(LinkId),
-    /// Messages of closed sockets are to be abandoned.
+    /// Messages of closed sockets must be abandoned.
     Closed,
 }
 
-/// Timers by time. They are never canceled: a timer that has lost its purpose does nothing.
+/// Timers, by time. None is ever canceled: a timer that has lost its purpose does nothing.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     timers: BTreeSet<(Instant, Timer)>,

@@ -12,10 +12,10 @@ pub enum Tunable {
     ReconnectMin,
     /// Maximum delay between attempts to connect, in nanoseconds.
     ReconnectMax,
-    /// Number of unacknowledged messages from which each write is followed by a check for
+    /// Number of unacknowledged messages at or above which each write is followed by a check for
     /// acknowledgments.
     MaxUnackedPackets,
-    /// Number of unacknowledged bytes from which each write is followed by a check for
+    /// Number of unacknowledged bytes at or above which each write is followed by a check for
     /// acknowledgments.
     MaxUnackedBytes,
     /// Send buffer of TCP connections in bytes; 0 leaves it to the system.

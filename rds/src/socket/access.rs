@@ -81,7 +81,7 @@ pub struct Place {
     pub flow: Flow,
 }
 
-/// A node's answer about a socket.
+/// Node's answer about a socket.
 #[derive(Debug)]
 pub struct Bound {
     /// Place of the socket.
@@ -99,8 +99,8 @@ impl Bound {
     }
 }
 
-/// Connection for requests about sockets of this process. Each request gets its answer on a
-/// connection of its own, so that threads and forked processes can share this connection.
+/// Connection for requests about sockets of this process. Each request is answered on a connection
+/// of its own, so that threads and forked processes can share this connection.
 #[derive(Debug)]
 pub struct Control {
     /// Present until the connection is dropped.
@@ -258,7 +258,7 @@ impl Binding {
         Ok(Self { access, slot, flow, shown: Shown::default() })
     }
 
-    /// Creates the state of a socket whose node is a test. It has no control connection.
+    /// Creates the state of a socket whose node is a test. The socket has no control connection.
     #[cfg(test)]
     pub(super) fn of_test(way: Box<dyn Connect>, flow: Flow) -> Self {
         use crate::channel::BoardWriter;
@@ -313,17 +313,17 @@ impl Binding {
         }
     }
 
-    /// Reports to the node, without an answer.
+    /// Sends a report to the node, which does not answer it.
     pub(super) fn report(&self, socket: BorrowedFd<'_>, kind: PacketKind) {
         let packet = self.named(Packet::new(kind));
         // While the send buffer is full, the node does not read the socket itself.
         let control = self.access.control();
         let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
-        // If this fails, the node checks by itself within a second.
+        // If this fails, the node checks on its own within a second.
         let _ = tell(channel, &packet);
     }
 
-    /// Whether the users of the socket have asked for reports of ports that are no longer
+    /// Whether the users of the socket have requested reports of ports that are no longer
     /// congested.
     pub(super) fn monitors(&self) -> bool {
         self.view().is_some_and(|view| view.monitors)
@@ -365,7 +365,7 @@ impl Binding {
         self.change(socket, Packet { value, ..Packet::new(PacketKind::Monitor) })
     }
 
-    /// Cancels what the socket has sent to a port of a peer.
+    /// Cancels messages that the socket has sent to a port of a peer.
     ///
     /// # Errors
     /// See [`Binding::set_sndbuf`].
@@ -374,7 +374,7 @@ impl Binding {
         self.change(socket, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
     }
 
-    /// Reserves a place among the node's peers, if there is one.
+    /// Reserves an entry among the node's peers, if one is free.
     ///
     /// # Errors
     /// ENOMEM if there is none; otherwise see [`Binding::set_sndbuf`].

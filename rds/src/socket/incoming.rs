@@ -1,6 +1,6 @@
 //! Receiving: messages that the node puts into the ring of a socket.
 //!
-//! The connection only has tokens, which make it readable while the ring has messages
+//! The connection carries only tokens, which make it readable while the ring has messages
 //! (`rds/src/channel/ring.rs`). A call that takes the last message, or finds a token without
 //! messages, takes the tokens.
 
@@ -21,17 +21,17 @@ use super::transfer::{Arrival, How, Incoming};
 use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
 /// Number of times that a call yields its CPU for messages whose token has arrived, or for a token
-/// that the node is about to send. On a busy system each takes as long as others run.
+/// that the node is about to send. On a busy system, each yield takes as long as other threads run.
 const YIELDS: usize = 5;
-/// Maximum number of attempts to take tokens. What is left is for the next call.
+/// Maximum number of attempts to take tokens. The next call takes the rest.
 const TOKEN_TRIES: usize = 100;
 
-/// Receives the next message or notification. Users get congestion updates only with a monitor;
-/// those of other users have served their purpose, which is to wake a poll.
+/// Receives the next message or notification. Users get congestion updates only with a monitor; for
+/// others, an update has served its purpose once it wakes a poll.
 ///
 /// # Errors
-/// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EPROTO when
-/// the program has overwritten the memory of the ring.
+/// EAGAIN or ETIMEDOUT when there is nothing to receive, EINTR, ENETDOWN when the node has ended.
+/// EPROTO when the program has overwritten the memory of the ring.
 pub fn receive(
     binding: &Binding,
     socket: BorrowedFd<'_>,
@@ -124,13 +124,13 @@ impl Call<'_> {
     /// Waits until the connection is readable. Returns the number of the token there, unless
     /// another reader has taken it.
     ///
-    /// One reader at a time waits with a receive, which the system restarts after signals as the
-    /// program wants it, and of which it wakes only one. Others poll: each token wakes all.
+    /// One reader at a time waits in a receive: the system restarts it after signals if the program
+    /// wants that, and wakes only one of several. Others poll: each token wakes all of them.
     fn wait_for_token(&mut self) -> io::Result<Option<u32>> {
         let is_first = self.waiting_since.is_none();
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
         let alone = self.binding.flow.incoming.try_wait_alone();
-        // A receive has the whole time limit.
+        // On the first wait, the receive itself applies the whole time limit.
         let has_limit = !is_first || alone.is_none();
         let limit = match has_limit {
             true => socket_timeout(self.socket, Timeout::Recv)?,
@@ -162,7 +162,7 @@ impl Call<'_> {
             }
             std::thread::yield_now();
         }
-        // Otherwise another reader has taken it.
+        // If the token is gone, another reader has taken it.
         let is_there = match self.peek_token(RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN) => false,
             next => next? == token,
@@ -318,7 +318,7 @@ mod tests {
             self.send_token().or(first)
         }
 
-        /// Returns the next report of the program.
+        /// Returns the next report from the program.
         fn report(&self) -> Option<PacketKind> {
             let mut head = [0; PACKET_LEN];
             recv(&self.peer, &mut head, RecvFlags::DONTWAIT).ok()?;
@@ -351,7 +351,7 @@ mod tests {
             assert_eq!(stand.receive(How::default()), Ok(len));
         }
         assert!(!stand.is_readable() && stand.try_receive() == Err(Errno::AGAIN));
-        // More than a call of the system accepts.
+        // More buffers than a system call accepts.
         stand.deliver(100_000);
         let mut bytes = vec![0; 2000];
         let mut to: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(stand.report(), Some(PacketKind::Token));
         assert_eq!(stand.send_token(), Some(3));
         assert_eq!((stand.receive(How::default()), stand.is_readable()), (Ok(2), false));
-        // Without a message, it asks for nothing.
+        // Without a message, the call asks for nothing.
         assert_eq!(stand.deliver(3), Some(4));
         assert_eq!(stand.receive(How::default()), Ok(3));
         stand.call().take_claimed(number);
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    /// Calls wait in both ways. One that was killed keeps the right to wait alone.
+    /// Calls wait in both ways. A killed call keeps the right to wait alone.
     #[test]
     fn all_calls_that_wait_get_a_message() {
         for (round, is_killed) in [false, true].repeat(20).into_iter().enumerate() {

@@ -97,7 +97,7 @@ impl Node {
         Ok(Self(Arc::new(Inner { address, kind: Kind::User(Arc::new(access), None) })))
     }
 
-    /// Returns the kernel's node of an address, for hosts with the module rds_tcp.
+    /// Returns the kernel's node for an address, for hosts with the module rds_tcp.
     #[must_use]
     pub fn kernel(address: IpAddr) -> Self {
         Self(Arc::new(Inner { address, kind: Kind::Kernel }))
@@ -184,7 +184,7 @@ impl RdsSocket {
     }
 
     /// Sends a message; blocks while the send buffer is full or the port is congested. The message
-    /// arrives in order and exactly once, as long as both nodes live. A message to port 0 is a
+    /// arrives in order and exactly once, as long as both nodes are alive. A message to port 0 is a
     /// ping, which the other node answers with an empty message from port 0.
     ///
     /// # Errors

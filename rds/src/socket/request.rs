@@ -18,7 +18,7 @@ use crate::channel::{Connect, FDS_MAX, PACKET_LEN, Packet, PacketKind, passed_fd
 /// Time for a node to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Answer of a node, and the descriptors passed with it.
+/// A node's answer, and the descriptors passed with it.
 pub(super) type Answer = (Packet, Vec<OwnedFd>);
 
 pub(super) fn unclear() -> io::Error {
@@ -62,7 +62,7 @@ pub(super) fn tell(channel: BorrowedFd<'_>, packet: &Packet) -> Result<(), Errno
     rustix::net::sendmsg(channel, &[io::IoSlice::new(&head)], &mut none, flags).map(drop)
 }
 
-/// Sends a packet. Waits for room within [`ANSWER_TIME_MAX`], whether or not the socket is
+/// Sends a packet. Waits for room for at most [`ANSWER_TIME_MAX`], whether or not the socket is
 /// nonblocking.
 fn put(socket: BorrowedFd<'_>, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let head = packet.encode();

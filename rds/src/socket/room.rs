@@ -1,4 +1,4 @@
-//! Room in the connection of a socket to its node.
+//! Room in a socket's connection to its node.
 //!
 //! Programs poll the descriptor, so it must not be writable while the socket's send buffer is full.
 //! The system, however, reports it writable while less than a quarter of its own buffer is used. So
@@ -18,7 +18,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use super::request::gone;
 use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
-/// Usual send buffer: half of the system's default, because the system doubles what is set.
+/// Usual send buffer: half of the system's default, because the system doubles the value.
 const CHANNEL_LEN: usize = 212_992 / 2;
 /// Smallest send buffer; the system raises it to 4,608 bytes.
 const CHANNEL_MIN: usize = 1;
@@ -81,7 +81,7 @@ impl Shown {
         Ok(())
     }
 
-    /// Gives the connection its usual buffer again.
+    /// Restores the connection's usual send buffer.
     pub(super) fn widen(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         self.forget();
         set_socket_send_buffer_size(socket, CHANNEL_LEN)

@@ -192,7 +192,7 @@ fn send_now(
     }
 }
 
-/// Passes a message to the node through the ring. Returns false if it has to take the socket.
+/// Passes a message to the node through the ring. Returns false if the socket must be used.
 fn put_in_ring(
     binding: &Binding,
     socket: BorrowedFd<'_>,

@@ -28,13 +28,13 @@ pub(crate) struct ClientPlan {
     pub(crate) count: Option<u64>,
     pub(crate) is_checked: bool,
     pub(crate) session: u32,
-    /// Number of signals so far: the first ends the requests, the second the wait for answers.
+    /// Number of signals so far: the first stops the requests, the second the wait for answers.
     pub(crate) stop: Arc<AtomicU32>,
 }
 
 /// Maximum time without any answer, unless a slow peer's `grace` extends it.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Interval of the checks for signals.
+/// Interval between checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest time that the histogram can record, in nanoseconds.
@@ -60,7 +60,7 @@ pub(crate) struct Tally {
     pub(crate) took: Duration,
     /// Nanoseconds from request to answer.
     pub(crate) times: Histogram<u64>,
-    /// Reason for ending early.
+    /// Reason for stopping early.
     pub(crate) failed: Option<String>,
 }
 

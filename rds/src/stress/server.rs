@@ -8,10 +8,9 @@ use rtrs_base::time::{Duration, Instant};
 use super::ends::{Ends, Machine, Refusal};
 use super::message::{HEAD_LEN, Head, LEN_MAX};
 
-/// Maximum number of client sockets that are remembered. Beyond it, the least recently active one
-/// is forgotten.
+/// Number of remembered client sockets at which idle ones are forgotten.
 const FLOWS_MAX: usize = 65_536;
-/// Idle time after which a client is forgotten.
+/// Idle time after which a client socket may be forgotten.
 const QUIET: Duration = Duration::from_secs(600);
 
 /// Requests of one socket of a client.

@@ -4,7 +4,7 @@ use rtrs_base::time::Instant;
 
 use super::header::{HEADER_LEN, Header, Kind, WireError};
 
-/// Capacity allocated for a payload before its bytes have arrived.
+/// Minimum capacity allocated for a payload ahead of its bytes.
 const FIRST_ROOM: usize = 64 << 10;
 
 /// Result of decoding a piece of the stream.
@@ -140,7 +140,7 @@ impl Decoder {
         payload.map_or(0, Vec::capacity)
     }
 
-    /// Returns the bytes that complete the current header, and those that complete its payload.
+    /// Returns the number of bytes missing from the current header, and from the current payload.
     pub fn left(&self) -> (usize, usize) {
         let header = match self.head.got {
             0 => 0,
@@ -156,7 +156,7 @@ impl Decoder {
 }
 
 /// Makes room for `count` more bytes, using at most a few reallocations for all of `left`. A peer
-/// that merely announces a long payload gets little memory.
+/// that merely announces a long payload uses little memory.
 fn make_room(payload: &mut Vec<u8>, count: usize, left: usize) {
     if payload.capacity() - payload.len() < count {
         let ahead = FIRST_ROOM.max(payload.len()).max(count);

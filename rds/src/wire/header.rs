@@ -2,7 +2,7 @@
 
 use super::map::MAP_LEN;
 
-/// A violation that ends the connection, because the start of the next message is unknown.
+/// A violation that closes the connection, because the start of the next message is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A payload longer than the maximum.
@@ -21,7 +21,7 @@ pub const HEADER_LEN: usize = 48;
 pub const PAYLOAD_MAX: usize = 1 << 20;
 /// Port of pings; answers to pings come from this port.
 pub const PING_PORT: u16 = 0;
-/// Port that probes come from and that their answers are sent to.
+/// Source port of probes, and destination port of their answers.
 pub const PROBE_PORT: u16 = 1;
 
 /// Flag of a congestion map, which has no other flags.
@@ -71,7 +71,7 @@ impl Header {
         out
     }
 
-    /// Decodes a header; see [`Header::kind`] for its validity.
+    /// Decodes a header; [`Header::kind`] validates it.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Self {
         fn at<const N: usize>(bytes: &[u8; HEADER_LEN], from: usize) -> [u8; N] {
             let mut out = [0; N];

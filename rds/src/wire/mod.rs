@@ -3,8 +3,8 @@
 //! A message is a [`Header`] of 48 bytes and a payload. A [`CongestionMap`] is one kind of payload;
 //! [`Extensions`] are part of the header. A [`Decoder`] splits a TCP stream into messages.
 //!
-//! Guarantees: decoding never panics, whatever the bytes, and allocates no more than has arrived.
-//! Integers are big-endian. Layouts and rules: docs/RDS.md.
+//! Guarantees: decoding never panics, whatever the bytes, and holds at most 64 KiB or twice the
+//! payload that has arrived. Integers are big-endian. Layouts and rules: docs/RDS.md.
 
 mod decoder;
 mod extension;

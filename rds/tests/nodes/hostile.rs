@@ -1,5 +1,5 @@
-//! Tests of peers that violate the protocol: their connection ends or their message is dropped, and
-//! other peers are not affected.
+//! Tests of peers that violate the protocol: their connection is closed or their message is
+//! dropped, and other peers are not affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -51,7 +51,7 @@ impl Scene {
         Ok(stream)
     }
 
-    /// Checks that a message of the well-behaved peer arrives.
+    /// Checks that a message from the well-behaved peer arrives.
     fn works(&self) {
         self.good.send_to(b"good", to(&self.reader)).unwrap();
         let mut buffer = [0; 100];
@@ -69,7 +69,7 @@ fn data(sequence: u64, dport: u16) -> Header {
     Header { sequence, sport: 9, dport, ..Header::default() }
 }
 
-/// Reads until the other end closes.
+/// Reads until the other end closes the connection.
 fn read_to_end(stream: &mut TcpStream) {
     let mut buffer = [0; 4096];
     loop {
@@ -83,7 +83,7 @@ fn read_to_end(stream: &mut TcpStream) {
 }
 
 #[test]
-fn impossible_lengths_end_the_connection() {
+fn impossible_lengths_close_the_connection() {
     let scene = Scene::new(|_| {});
     for header in [
         Header { len: u32::MAX, ..data(1, 4000) },
@@ -317,7 +317,7 @@ fn a_peer_cannot_impersonate_the_node() {
     scene.works();
 }
 
-/// Invalid packets end the connection of the user that sent them.
+/// Invalid packets close the connection of the user that sent them.
 #[test]
 fn malformed_requests_disconnect_only_their_sender() {
     use rds::socket::Connect;
@@ -352,7 +352,7 @@ fn half_open_connections_only_evict_each_other() {
     scene.works();
     let report = report_of(&scene.node);
     assert!(report.peers.len() <= 64, "{}", report.peers.len());
-    // The node may have accepted only connections that had ended.
+    // The node may have accepted only connections that were already closed.
     wait_for("the last ones to crowd each other out", || {
         counter(&scene.node, "tcp_crowded_out") > 0
     });

@@ -20,7 +20,7 @@ fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, last).into()
 }
 
-/// Returns a TCP port that was free a moment ago, for all nodes of a test.
+/// Returns a TCP port that was free just now, for all nodes of a test.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     listener.local_addr().unwrap().port()

@@ -244,7 +244,7 @@ fn repeated_cancels_use_no_memory() {
         let sender = scope.spawn(|| {
             let payload = [IoSlice::new(&[7; 60_000])];
             let to = Some((address(9), 4000));
-            // Ends when the node ends.
+            // Fails once the node has stopped.
             while rds::socket::send(&binding, fd.as_fd(), outgoing(to, &payload), false).is_ok() {}
         });
         for _ in 0..200 {
@@ -263,7 +263,7 @@ fn no_message_is_lost_repeated_or_reordered_over_broken_connections() {
     let port = free_port();
     let [near, far] = [1, 2].map(|last| {
         let options = options(last, port);
-        // The test ends connections before they have carried a message.
+        // The test resets connections before they have carried a message.
         options.config.tuning.set(Tunable::ReconnectMax, 20_000_000);
         Node::start(options).unwrap()
     });

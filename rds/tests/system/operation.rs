@@ -19,7 +19,7 @@ fn settings_change_while_a_node_runs() {
     let get = |address, key| node(&stand, &["get", address, key]).ok().stdout;
     assert_eq!(get("127.0.0.1", "reconnect-max"), "reconnect-max: 1s\n");
     assert_eq!(get("127.0.0.1", "paths"), "paths: 1  # needs a restart\n");
-    // The established connection gets the new buffer sizes.
+    // The new buffer sizes also apply to the established connection.
     let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
     let changes = ["reconnect-max=5s", "max-unacked-packets=100", "tcp-rcvbuf=64k", "log=info"];
     let changed = node(&stand, &[&["set", "127.0.0.1"], &changes[..]].concat()).ok().stdout;

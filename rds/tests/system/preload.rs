@@ -6,7 +6,7 @@ use rtrs_tests::{COPY_TIME_MAX, Finished, Proc, requires, wait_for};
 
 use crate::stand::{LIMIT, Stand};
 
-/// Returns the path of the library in the daemons' directory.
+/// Returns the path of the library, beside the `rds` program.
 fn library() -> PathBuf {
     let dir = rtrs_tests::bin("rds").parent().expect("a directory").to_owned();
     let path = dir.join("librds_preload.so");
@@ -188,7 +188,7 @@ while True:
         refused += 1
         # Never refused for lack of space while it is writable.
         poll.poll(10000)
-# The messages to the congested port may fill the send buffer for a moment.
+# The messages to the congested port may fill the send buffer briefly.
 a.settimeout(30)
 a.sendto(b"other", (B, 4001))
 a.setblocking(False)
@@ -382,7 +382,7 @@ result, length, data, error = info(a, 10006, 100)
 assert (result, length) == (28, 28)
 sndbuf, bound, connected = struct.unpack("=I4s4s", data[:12])
 assert struct.unpack("!H", data[12:14])[0] == 3000
-# A socket without an address shows all nodes of the host.
+# An unbound socket shows all nodes of the host.
 result, length, data, error = info(socket.socket(AF_RDS, socket.SOCK_SEQPACKET), 10006, 1000)
 assert (result, length) == (28, 56)
 "#,

@@ -197,7 +197,7 @@ fn only_one_daemon_runs_per_address() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Resources of a killed daemon stay in use for a moment after its end.
+/// Resources of a killed daemon stay in use briefly after it is gone.
 #[test]
 fn a_killed_daemon_restarts_at_once() {
     let mut stand = Stand::new(2);

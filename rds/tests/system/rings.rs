@@ -2,7 +2,7 @@
 
 use crate::preload::python;
 
-/// Python code for access to the words of its process's rings, in the order of the sockets. The
+/// Python code that accesses the words of its process's rings, in the order of the sockets. The
 /// second ring of a socket, for messages to the program, begins at `SECOND`.
 const WORDS: &str = r#"
 LOCK, HEAD = 128, 256
@@ -28,7 +28,7 @@ def word(at, value=None, number=0, form="I"):
         assert memory.write(struct.pack(form, value)) == struct.calcsize(form)
 "#;
 
-/// Children and threads that end with the test, and whose errors end it.
+/// Children and threads that end with the test, and whose errors fail it.
 const CHILDREN: &str = r#"
 import ctypes, signal, threading, traceback
 LIMIT = 60
@@ -183,8 +183,8 @@ assert b.recv(10) == b"whole"
     ));
 }
 
-/// Checks that a socket that has no messages is not readable for longer than a token is left, which
-/// the next call takes.
+/// Checks that a socket without messages stays readable only while a token is left, which the next
+/// call takes.
 const DRAINED: &str = r#"
 def drained(s):
     for _ in range(100):
@@ -248,7 +248,7 @@ a, b = sock(A), sock(B, 4000)
 a.setblocking(True)
 a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
 b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 << 20)
-# Many more than a ring holds, without content, wait for the reader.
+# Many more short messages than a ring holds wait for the reader.
 count = 9000
 for number in range(count):
     a.sendto(struct.pack("I", number), (B, 4000))
@@ -325,7 +325,7 @@ drained(b)
 }
 
 /// The words are those of a reader that is killed after it has taken a message: before it claims
-/// the token, and before it takes it.
+/// the token, or before it takes the token.
 #[test]
 fn a_reader_that_is_killed_before_it_takes_its_token_makes_no_other_wait() {
     python(&format!(
@@ -360,7 +360,7 @@ fn messages_without_a_token_get_another_one() {
         r#"
 a, b = sock(A), sock(B, 4000)
 blocking(b)
-# Not those of librds_preload.so.
+# The C library's functions, not those of librds_preload.so.
 raw = ctypes.CDLL("libc.so.6")
 for round in range(2):
     a.sendto(b"left", (B, 4000))

@@ -28,7 +28,7 @@ impl Stand {
         Self::with(count, &[])
     }
 
-    /// Starts this many daemons with further arguments.
+    /// Starts this many daemons with additional arguments.
     pub(crate) fn with(count: u8, arguments: &[&str]) -> Self {
         let (dir, port) = (Scratch::new(), free_port());
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();

@@ -23,11 +23,11 @@ pub(super) fn serve_metrics(
     let what = format!("cannot serve metrics at {at}");
     let server = MetricsServer::bind(at).map_err(failed(ErrorKind::InUse, what.clone()))?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    // The nodes end while the server still answers.
+    // The nodes may stop while the server still answers requests.
     let nodes = Arc::downgrade(nodes);
     server
         .serve(move || {
-            let nodes = nodes.upgrade().ok_or("the nodes have ended")?;
+            let nodes = nodes.upgrade().ok_or("the nodes have stopped")?;
             let reports: Vec<_> = nodes.all().iter().filter_map(NodeHandle::report).collect();
             Ok(samples(&reports, started).text(&m::all()))
         })

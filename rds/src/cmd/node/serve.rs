@@ -30,13 +30,13 @@ const NO_PERMISSION: &str = "permission denied; name another directory with --so
 const SOCKET_PATH_MAX: usize = 107;
 /// Time for another daemon to report that it already runs a node that was to be started.
 const OTHER_TIME_MAX: Duration = Duration::from_secs(1);
-/// Interval of the checks that the nodes are still running.
+/// Interval between checks that the nodes are still running.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Open files of the process in addition to its nodes, and of a node in addition to its sockets,
 /// their processes and its peers, including 256 requests of users and 1,024 unread answers.
 const PROCESS_FILES: u64 = 64;
 const NODE_FILES: u64 = 320 + 1024;
-/// Time for the thread for commands to end, and interval of the checks that it has ended.
+/// Time for the command thread to stop, and interval between checks of whether it has.
 const CONTROL_END: Duration = Duration::from_secs(1);
 const CONTROL_LOOK: Duration = Duration::from_millis(2);
 
@@ -165,8 +165,8 @@ fn wait_for_stop(nodes: &Nodes, stopped: &mpsc::Receiver<()>) -> Result<(), Erro
     Ok(())
 }
 
-/// Ends the nodes; each ends with its last owner, and messages of users are still sent. The thread
-/// for commands is an owner until it has ended, and the watchdog thread while it sends a request.
+/// Stops the nodes: each stops when its last owner is dropped, after sending its users' messages.
+/// The command thread is an owner until it stops, and the watchdog thread while it sends a request.
 fn end_nodes(nodes: Arc<Nodes>) {
     let deadline = std::time::Instant::now() + CONTROL_END;
     while Arc::strong_count(&nodes) > 1 && std::time::Instant::now() < deadline {

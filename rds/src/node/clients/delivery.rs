@@ -28,7 +28,7 @@ impl Clients {
                 let _ = publish(client);
                 let bound = client.bound.as_mut();
                 let wants = bound.is_some_and(|bound| bound.flow.outgoing.want_room(len));
-                // Room that is missing again is claimed by a program that has changed the words.
+                // If there is still no room, a program has changed the words.
                 waits = wants || is_refused;
             }
             is_refused = passed != Passed::Done;

@@ -19,7 +19,7 @@ use crate::channel::{
 };
 use crate::proto::{BindError, Node, UserId};
 
-/// Answer that carries no data.
+/// Template for answers of the kind [`PacketKind::Bound`].
 const BOUND: Packet = Packet {
     kind: PacketKind::Bound,
     port: 0,

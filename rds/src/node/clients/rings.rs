@@ -8,7 +8,7 @@ use crate::channel::NodeRing;
 use crate::proto::Node;
 
 impl Clients {
-    /// Whether a ring that the node polls has a message.
+    /// Whether any ring that the node polls holds a message.
     pub(in crate::node) fn has_ring_input(&self) -> bool {
         self.rings.iter().filter_map(|id| self.clients.get(id)).any(Client::has_ring_input)
     }
@@ -36,8 +36,8 @@ impl Clients {
         }
     }
 
-    /// Prepares a sleep: the next message in any ring wakes the node. Returns false if one has a
-    /// message.
+    /// Prepares a sleep: the next message in any ring wakes the node. Returns false if any ring
+    /// holds a message.
     pub(in crate::node) fn prepare_ring_sleep(&mut self) -> bool {
         let mut ring_of = |id: &ClientId, act: fn(&mut NodeRing) -> bool| {
             let bound = self.clients.get_mut(id).and_then(|client| client.bound.as_mut());

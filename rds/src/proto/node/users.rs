@@ -100,7 +100,7 @@ impl Node {
         Ok(())
     }
 
-    /// Checks whether messages can be sent to a node, and reserves a place for the peer.
+    /// Checks whether messages can be sent to a node, and reserves an entry for the peer.
     ///
     /// # Errors
     /// See [`SendError`].

@@ -44,13 +44,13 @@ pub(in crate::proto) enum Lost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::proto) enum Trouble {
     #[error(
-        "the peer ends each connection before it sends a message; check that an RDS node listens \
+        "the peer closes each connection before it sends a message; check that an RDS node listens \
          there, not a proxy or another service"
     )]
     Refused,
     #[error(
-        "the peer ends each connection and opens its own, as if it had the smaller address; if NAT \
-         is in between, it must keep the order of the two addresses"
+        "the peer closes each connection and opens its own, as if it had the smaller address; if \
+         NAT is in between, it must keep the order of the two addresses"
     )]
     BothSmaller,
     #[error(
@@ -148,7 +148,7 @@ impl Connection {
         self.since
     }
 
-    /// Records an attempt to connect, which ends at `until`.
+    /// Records an attempt to connect, which times out at `until`.
     pub(in crate::proto) fn attempted(&mut self, now: Instant, link: LinkId, until: Instant) {
         self.phase = Phase::Connecting(link, until);
         self.last_attempt = Some(now);

@@ -13,11 +13,11 @@ pub(in crate::proto) enum Run {
     Same,
     /// A different run: the peer has restarted.
     New,
-    /// A run before the known one, which is still connected: the former run's connection is late.
+    /// An earlier run, while the known one is still connected: its connection is late.
     Former,
 }
 
-/// Changes that a map of a peer has made.
+/// Changes made by a peer's map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) struct MapChange {
     /// Groups of ports that may have been cleared.
@@ -113,9 +113,9 @@ impl Inbound {
         self.generation
     }
 
-    /// Records the generation in the header of a map. `is_connected` tells whether another
-    /// connection is of the known run. If none is, a former run may be back, because the address
-    /// has moved between hosts.
+    /// Records the generation in the header of a map. `is_connected` says whether another
+    /// connection belongs to the known run. If none does, a former run may be back, because the
+    /// address has moved between hosts.
     pub(in crate::proto) fn map_begun(
         &mut self,
         generation: Option<u32>,

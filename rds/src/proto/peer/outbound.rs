@@ -112,12 +112,12 @@ impl Outbound {
         self.hold_until = until;
     }
 
-    /// Ends the time for which messages are held back. Returns false if no messages are.
+    /// Ends the hold on messages. Returns false if there is none.
     pub(in crate::proto) fn release_held(&mut self) -> bool {
         self.hold_until.take().is_some()
     }
 
-    /// Ends the time for which messages are held back if it is over.
+    /// Ends the hold on messages if its time is over.
     pub(in crate::proto) fn release_overdue(&mut self, now: Instant) -> bool {
         self.hold_until.is_some_and(|until| until <= now) && self.release_held()
     }
@@ -189,8 +189,8 @@ impl Outbound {
         self.outbox.remove(|m| is_of_socket(m) && !m.is_begun)
     }
 
-    /// Abandons messages; see [`Abandoned`]. Those in the outbox are dropped if `waiting`, if no
-    /// connection is up, or if any of them was sent before. The others lose their owner.
+    /// Abandons messages; see [`Abandoned`]. Those in the outbox are dropped if `waiting` is set,
+    /// if no connection is up, or if any of them was sent before. The others lose their owner.
     pub(in crate::proto) fn abandon(
         &mut self,
         link: Option<&mut Link>,

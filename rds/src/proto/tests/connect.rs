@@ -75,7 +75,7 @@ fn a_larger_node_keeps_asking_until_the_smaller_one_answers() {
     assert_eq!(net.read(1, reader), [(3000, b"hi".to_vec())]);
 }
 
-/// The smaller node has lost a connection that looks good to the larger one.
+/// The smaller node has lost a connection that looks intact to the larger one.
 #[test]
 fn a_new_connection_replaces_an_intact_one() {
     let mut net = Net::new(&[1, 5]);
@@ -86,7 +86,7 @@ fn a_new_connection_replaces_an_intact_one() {
     net.send(sender, 1, (5, 4000), b"two");
     net.delivers = false;
     net.settle();
-    // The old connection's written data still arrives, but its end is not seen.
+    // The old connection's written data still arrives, but its closure is not seen.
     let old = net.pipes.remove(0);
     let now = net.now;
     net.at(1).lost(now, old[0].link);
@@ -354,7 +354,7 @@ fn connections_that_carry_nothing_back_off() {
     }
 }
 
-/// NAT may change the order of addresses, so that both nodes have the smaller or both the larger.
+/// NAT may reorder the addresses: both nodes then believe they are the smaller, or both the larger.
 #[test]
 fn nodes_that_disagree_about_their_order_back_off() {
     // The nodes' own addresses, and the address of the first node as the second one sees it.

@@ -45,7 +45,7 @@ impl Pair {
         }
     }
 
-    /// Lets a moment pass, and returns the payloads that arrived, by port, in order.
+    /// Lets three seconds pass, and returns the payloads that arrived, by port, in order.
     fn read(&mut self) -> BTreeMap<u16, Vec<u8>> {
         self.net.pass(Duration::from_secs(3));
         let mut found: BTreeMap<u16, Vec<u8>> = BTreeMap::new();
@@ -225,7 +225,7 @@ fn late_connections_do_not_replace_newer_ones() {
 }
 
 #[test]
-fn another_run_ends_the_connections_of_the_former_one() {
+fn another_run_closes_the_connections_of_the_former_one() {
     let mut node = node(5, 1, 8);
     let former = [0, 3].map(|path| accept_map(&mut node, path, 7));
     let late = node.accepted(Instant::ZERO, address(1)).unwrap();

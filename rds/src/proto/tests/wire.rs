@@ -137,7 +137,7 @@ fn ping_floods_are_answered_at_a_limited_rate() {
     assert_eq!(played.node.stats().send_pong_dropped, 999 - 64);
     played.input(Header { dport: PING_PORT, ..data(1000, 0) }, b"");
     assert_eq!(played.output(true).len(), 1);
-    // A congested port gets no messages either.
+    // A congested port receives no messages either.
     let mut map = CongestionMap::default();
     map.set(3000, true);
     played.input(Header { flags: CONG_BITMAP, ..Header::default() }, map.bytes());
@@ -163,7 +163,7 @@ fn any_number_of_single_pings_is_answered() {
     assert_eq!(played.node.stats().send_pong_dropped, 0);
 }
 
-/// The kernel's rule: only a message marked as a repeat is old.
+/// The kernel's rule: only a message marked as a repeat can be old.
 #[test]
 fn messages_are_accepted_by_the_kernels_rule() {
     let mut played = Played::new();

@@ -46,7 +46,7 @@ impl Checker {
         self.sent.push(Sent { from, to, ports, len, read_in: Vec::new() });
     }
 
-    /// Checks a message that was read. `announces` is whether the reader's node announces its
+    /// Checks a message that was read. `announces` says whether the reader's node announces its
     /// restarts.
     pub(super) fn read(
         &mut self,

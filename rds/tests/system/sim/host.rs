@@ -97,7 +97,7 @@ impl Host {
         }
     }
 
-    /// Queues a message of a user to another node.
+    /// Queues a message from a user to another node.
     pub(super) fn want(&mut self, plan: &Plan, to: usize, prng: &mut Prng) {
         self.wanted.push_back(Wanted {
             from: prng.index(self.sockets.len()),

@@ -125,7 +125,7 @@ impl Net {
         from.out.len()
     }
 
-    /// Closes an end because its node has closed it or ended: no more bytes are read at this end.
+    /// Closes an end because its node has closed it or stopped: no more bytes are read at this end.
     pub(super) fn close(&mut self, (conn, side): EndId) {
         let Some(ends) = self.conns.get_mut(&conn) else { return };
         ends[side].closed = true;
@@ -146,7 +146,7 @@ impl Net {
         }
     }
 
-    /// Ends a connection at one end, after the bytes that have arrived. Returns its node.
+    /// Terminates one end of a connection, after the bytes that have arrived. Returns its node.
     pub(super) fn finish(&mut self, id: EndId) -> Option<usize> {
         let end = self.end(id).filter(|end| !end.closed)?;
         (end.ends, end.broken) = (true, true);

@@ -20,7 +20,7 @@ use super::plan::Plan;
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Maximum time to settle after the faults.
 const SETTLE: Duration = Duration::from_secs(90);
-/// Interval of checks whether everything has settled.
+/// Interval between checks of whether everything has settled.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Counters of a run.
@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    /// Ends the process of a node and schedules the next one.
+    /// Kills a node's process and schedules the next one.
     fn kill(&mut self, host: usize) {
         let Some(old) = self.hosts[host].take() else { return };
         self.outcome.restarts += 1;

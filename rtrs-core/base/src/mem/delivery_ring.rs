@@ -1,15 +1,15 @@
 //! Ring of messages from one process to several: its creator writes, all of them read.
 //!
-//! Readers copy a message and then advance the tail if it is where it was; if not, another reader
+//! Readers copy a message and then advance the tail if it has not moved; if it has, another reader
 //! has taken the message, and the copy is discarded. So there is no lock that a killed reader could
-//! keep.
+//! leave held.
 //!
-//! A body that is longer than a quarter of the ring is in a second area, so that the room of usual
-//! messages stays small. Its record in the ring has the position.
+//! A body that is longer than a quarter of the ring is in a second area, so that the area for usual
+//! messages stays small. Its record in the ring holds its position there.
 //!
 //! Readers poll a connection, not memory. The writer therefore keeps a *token* in the connection
 //! while the ring has messages (`token_words.rs`). The writer trusts the words that readers change
-//! only as far as readers harm themselves.
+//! only where a wrong value harms no one but readers.
 
 use std::fmt;
 use std::io;
@@ -35,12 +35,12 @@ const AT_DATA: usize = 256;
 
 /// Length of the position of a long body.
 const POSITION_LEN: usize = 8;
-/// Granularity in which the system takes back memory.
+/// Granularity at which the system reclaims memory.
 const PAGE_LEN: usize = 4096;
 /// Number of attempts to take a message. Each fails because another reader has taken it.
 const TAKE_TRIES: usize = 10_000;
 
-/// Place of a ring in shared memory.
+/// Location of a ring in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     /// Offset of the words.
@@ -62,7 +62,7 @@ impl Place {
     }
 }
 
-/// Words and room of a ring.
+/// Words and data areas of a ring.
 struct Words {
     area: Area,
     /// Room for long bodies.
@@ -92,7 +92,7 @@ impl Words {
     }
 }
 
-/// Writing end of a ring, in the process that has created it.
+/// Writing end of a ring, in the process that created it.
 pub struct DeliveryWriter {
     words: Words,
     /// Position after the messages in the ring.
@@ -140,7 +140,7 @@ impl DeliveryWriter {
         len > self.words.area.len / 4
     }
 
-    /// Returns the room of the ring. A tail that no correct reader writes leaves none.
+    /// Returns the room of the ring. An invalid tail, which no correct reader writes, leaves none.
     fn room(&self, tail: u64) -> usize {
         let used = usize::try_from(self.written.wrapping_sub(tail)).unwrap_or(usize::MAX);
         self.words.area.len.saturating_sub(used)
@@ -165,8 +165,8 @@ impl DeliveryWriter {
         !self.is_empty() && self.words.tokens().is_taken(self.token)
     }
 
-    /// Announces the next token and returns its number. `None` if readers have taken everything
-    /// meanwhile.
+    /// Announces the next token and returns its number. `None` if readers have taken everything in
+    /// the meantime.
     pub fn next_token(&mut self) -> Option<u32> {
         self.announced = self.announced.wrapping_add(1);
         let number = self.announced;
@@ -184,8 +184,8 @@ impl DeliveryWriter {
         self.written == self.words.load(AT_TAIL)
     }
 
-    /// Asks readers to report when there is room for a body of a length that was refused, and half
-    /// of the ring is free. Everything must be published. Returns false if there is.
+    /// Asks readers to report once there is room for a body of `len` bytes, which was refused, and
+    /// half of the ring is free. Everything must be published. Returns false if that is already so.
     pub fn want_room(&mut self, len: usize) -> bool {
         let mut wanted = self.published.saturating_sub(self.words.area.len as u64 / 2);
         if self.is_long(len) {
@@ -197,8 +197,8 @@ impl DeliveryWriter {
         self.words.load(AT_TAIL) < wanted
     }
 
-    /// Gives the memory of long bodies back to the system, if readers have taken all and there was
-    /// none since the last call. `fd` is the memory of the ring. Returns whether to call again.
+    /// Frees the memory of long bodies if readers have taken all and none was written since the
+    /// last call. `fd` is the memory of the ring. Returns whether to call again.
     ///
     /// # Errors
     /// The system's error.
@@ -253,7 +253,7 @@ impl<'a> Delivery<'a> {
         self.len + self.long_len
     }
 
-    /// Copies bytes from an offset on. Returns their number.
+    /// Copies bytes, starting at an offset. Returns their number.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> usize {
         let count = self.len().saturating_sub(offset).min(bytes.len());
         let first = self.len.saturating_sub(offset).min(count);
@@ -301,7 +301,7 @@ impl DeliveryReader {
     }
 
     /// Copies the next message with `copy`, and takes it unless `keeps` is set. `copy` is called
-    /// again if another reader takes the message meanwhile.
+    /// again if another reader takes the message in the meantime.
     ///
     /// # Errors
     /// See [`Overwritten`].
@@ -319,7 +319,7 @@ impl DeliveryReader {
             if filled == 0 {
                 return Ok(None);
             }
-            // Another reader may have taken the message, and the writer used its room again.
+            // Another reader may have taken the message, and the writer may have reused its space.
             let message = Delivery::at_tail(words, tail, filled);
             is_overwritten = message.is_none();
             let Some(message) = message else { continue };
@@ -343,24 +343,24 @@ impl DeliveryReader {
         if is_overwritten { Err(Overwritten) } else { Ok(None) }
     }
 
-    /// Returns the right to wait alone. `None` if another reader has it, or was killed with it.
+    /// Returns the right to wait alone. `None` if another reader holds it or was killed holding it.
     pub fn try_wait_alone(&self) -> Option<WaitsAlone<'_>> {
         let word = self.0.short(AT_WAITS);
         (word.swap(1, Ordering::AcqRel) == 0).then(|| WaitsAlone(word))
     }
 
-    /// Returns the number of the newest token, which may be in the connection or not.
+    /// Returns the number of the newest token, which may or may not be in the connection.
     pub fn newest_token(&self) -> u32 {
         self.0.tokens().newest()
     }
 
     /// Claims all tokens up to a number. If this returns true, the caller takes them from the
-    /// connection. Otherwise they announce messages.
+    /// connection. Otherwise the tokens announce messages.
     pub fn claim_tokens(&self, number: u32) -> bool {
         self.0.tokens().claim(number, || self.is_empty())
     }
 
-    /// Whether a token was sent. It may arrive later if it was not.
+    /// Whether a token was sent. If not, it may still arrive later.
     pub fn is_token_sent(&self, number: u32) -> bool {
         self.0.tokens().is_sent(number)
     }
@@ -511,7 +511,7 @@ mod tests {
             writer.write(&[2], &[]);
             assert!(writer.needs_token());
             assert_eq!(writer.next_token(), Some(number));
-            // It may arrive at any moment from now on.
+            // The token may arrive at any time from now on.
             assert_eq!(reader.newest_token(), number);
             assert!(!reader.is_token_sent(number));
             writer.token_sent();
@@ -558,7 +558,7 @@ mod tests {
         let fourth: Vec<_> = (1..=8).map(|number| number == 4).collect();
         assert_eq!(reports(&reader), fourth);
         assert!(!writer.want_room(504), "they have been taken");
-        // Of long bodies, as many as make room for the next one.
+        // Long bodies: the report comes with the message that makes room for the next body.
         for _ in 0..4 {
             assert!(writer.write(&[], &[1; LEN]));
         }
@@ -577,7 +577,7 @@ mod tests {
             assert!(alone.is_some());
             assert!((0..2).all(|_| reader.try_wait_alone().is_none()));
         }
-        // It was killed.
+        // The reader was killed.
         std::mem::forget(reader.try_wait_alone());
         assert!(reader.try_wait_alone().is_none());
     }
@@ -616,7 +616,7 @@ mod tests {
             let read = || {
                 let mut got = Vec::new();
                 while got.last() != Some(&COUNT) {
-                    // The end stays for the other readers.
+                    // The last messages stay for the other readers.
                     let Some((bytes, _)) = take(&reader, true) else {
                         std::thread::yield_now();
                         continue;

@@ -63,7 +63,7 @@ impl IoVecs {
         self.slices.push(slice);
     }
 
-    /// Appends the parts of a scattered slice. If its owner has meanwhile assigned more pieces than
+    /// Appends the parts of a scattered slice. If its owner has since assigned more pieces than
     /// there is room for, the list ends with bounce memory, so that it has the promised length.
     fn push_parts(&mut self, slice: &MemSlice) {
         let (Some(parts), mut done) = (slice.region().parts(), 0) else { return };

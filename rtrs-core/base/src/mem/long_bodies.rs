@@ -1,4 +1,4 @@
-//! Long bodies of messages of a ring, in an area of their own.
+//! Long message bodies of a ring, in an area of their own.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,11 +8,11 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use super::ring_area::Area;
 
-/// A body of a message.
+/// A message's body.
 #[derive(Clone, Copy)]
 pub(super) struct LongBody<'a> {
     pub(super) bytes: &'a [u8],
-    /// Position after its message in the ring.
+    /// Position in the ring after the body's message.
     pub(super) end: u64,
 }
 
@@ -23,11 +23,11 @@ pub(super) struct LongBodies {
     written: u64,
     /// Position after those that readers have taken.
     released: u64,
-    /// Positions after the other ones: of their messages in the ring, and of the bodies.
+    /// For each other body, the positions after its message in the ring and after the body itself.
     ends: VecDeque<(u64, u64)>,
     /// Value of `written` when the memory was last given back.
     trimmed: u64,
-    /// Value of `written` at the last look.
+    /// Value of `written` when `trim` last compared it.
     seen: u64,
 }
 
@@ -37,7 +37,7 @@ impl LongBodies {
         self.written
     }
 
-    /// Writes a body. Returns false if there is no room. `tail` is that of the ring.
+    /// Writes a body. Returns false if there is no room. `tail` is the ring's.
     pub(super) fn write(&mut self, area: &Area, tail: u64, body: LongBody<'_>) -> bool {
         self.release(tail);
         let used = usize::try_from(self.written - self.released).unwrap_or(usize::MAX);
@@ -50,8 +50,8 @@ impl LongBodies {
         true
     }
 
-    /// Returns the position in the ring after the messages to be taken before there is room for a
-    /// body of this length; 0 if there is.
+    /// Returns the position in the ring up to which messages must be taken before a body of this
+    /// length fits; 0 if it fits now.
     pub(super) fn end_with_room(&self, area: &Area, len: usize) -> u64 {
         let has_room = |released: u64| self.written - released + len as u64 <= area.len as u64;
         if has_room(self.released) {
@@ -68,8 +68,8 @@ impl LongBodies {
         }
     }
 
-    /// Gives the memory back to the system, if all bodies are released and there was none since the
-    /// last call. Returns whether to call again.
+    /// Frees the memory if all bodies are released and none was written since the last call.
+    /// Returns whether to call again.
     ///
     /// # Errors
     /// The system's error.

@@ -5,14 +5,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Access of a mapping.
+/// Access mode of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protection {
     Read,
     ReadWrite,
 }
 
-/// Memory of a file, shared with other processes. All Rust references to it are to atomic words,
+/// Memory of a file, shared with other processes. Rust references to it are only to atomic words,
 /// and bytes are only copied, so concurrent writes are sound.
 pub(super) struct Mapping {
     base: NonNull<u8>,
@@ -54,8 +54,8 @@ impl Mapping {
         self.len
     }
 
-    /// Returns the word at an offset. Panics outside the memory and at unaligned offsets, which are
-    /// bugs of the caller.
+    /// Returns the word at an offset. Panics outside the memory and at unaligned offsets, both of
+    /// which are bugs in the caller.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
             offset.is_multiple_of(4) && offset + 4 <= self.len,
@@ -78,8 +78,8 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// Copies bytes to an offset. Within a process, the caller orders this before the reads of the
-    /// bytes by an atomic word. Panics outside the memory.
+    /// Copies bytes to an offset. Within a process, the caller uses an atomic word to order this
+    /// before reads of the bytes. Panics outside the memory.
     pub(super) fn write_bytes(&self, offset: usize, bytes: &[u8]) {
         let to = self.bytes(offset, bytes.len());
         // SAFETY: the target is inside the mapping, to which no Rust references to bytes exist; the

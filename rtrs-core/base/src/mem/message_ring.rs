@@ -31,38 +31,38 @@ const AT_TAIL: usize = 384;
 const AT_SLEEP: usize = 512;
 const AT_DATA: usize = 640;
 
-/// Creator's ends of what it shares with other processes.
+/// Creator's ends of the memory that it shares with other processes.
 #[derive(Debug)]
 pub struct OwnEnds {
-    /// Counters, at first zero.
+    /// Counters, initially zero.
     pub counters: SharedCounters,
-    /// Ring for messages of other processes.
+    /// Ring for messages from other processes.
     pub incoming: RingReader,
     /// Ring for messages to other processes.
     pub outgoing: DeliveryWriter,
-    /// Descriptor for other processes, none of which can change its size.
+    /// Descriptor of the memory, for other processes, none of which can change its size.
     pub fd: OwnedFd,
 }
 
-/// Other processes' ends of what its creator shares with them.
+/// Other processes' ends of the memory that its creator shares with them.
 #[derive(Debug)]
 pub struct OtherEnds {
     /// Counters.
     pub counters: SharedCounters,
     /// Ring for messages to the creator.
     pub outgoing: RingWriter,
-    /// Ring for messages of the creator.
+    /// Ring for messages from the creator.
     pub incoming: DeliveryReader,
 }
 
-/// Sizes of what a process shares with others.
+/// Sizes of the memory that a process shares with others.
 #[derive(Clone, Copy, Debug)]
 pub struct RingSizes {
     /// Number of counters.
     pub counters: usize,
     /// Length of each of the two rings, a power of two.
     pub ring: usize,
-    /// Length of the room for long messages of the creator, a power of two.
+    /// Length of the area for the creator's long messages, a power of two.
     pub long: usize,
 }
 
@@ -88,7 +88,7 @@ impl RingSizes {
 /// Creates counters and two rings.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` for sizes that are not valid.
+/// The system's error; `InvalidInput` for invalid sizes.
 pub fn create_ring(name: &str, sizes: RingSizes) -> io::Result<OwnEnds> {
     if !sizes.is_valid() {
         let text = format!("a ring cannot have these sizes: {sizes:?}");
@@ -130,7 +130,7 @@ fn words(area: &Area) -> RingWords<'_, AtomicU32> {
     RingWords { lock: word(AT_LOCK), head, tail, sleep: word(AT_SLEEP) }
 }
 
-/// Converts a length, which is below that of a ring.
+/// Converts a length, which is below a ring's.
 fn word(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -211,8 +211,8 @@ pub struct Front {
 }
 
 impl Front {
-    /// Returns the length of the message in bytes, as claimed by its writer: at most that of the
-    /// ring.
+    /// Returns the length of the message in bytes, as claimed by its writer: at most the ring's
+    /// length.
     #[allow(clippy::len_without_is_empty, reason = "a message is not a collection")]
     pub fn len(&self) -> usize {
         self.len

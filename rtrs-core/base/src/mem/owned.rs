@@ -26,7 +26,7 @@ impl OwnedBytes {
     ///
     /// # Safety
     /// The `len` bytes at `base` are mapped until `owner` is dropped: for reading, and for writing
-    /// if an IO writes to them. No Rust reference to them is used meanwhile, except through the
+    /// if an IO writes to them. No Rust reference to them is used until then, except through the
     /// result; while the result is borrowed as a slice, nothing else changes the bytes.
     #[must_use]
     pub unsafe fn foreign(base: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {

@@ -74,7 +74,7 @@ impl Pool {
         self.slice(index).slice(0, len).ok_or(ScatterError::Length)
     }
 
-    /// Returns a buffer to the pool, without pieces. Panics if it was not taken, which is a bug of
+    /// Returns a buffer to the pool, without pieces. Panics if it was not taken, which is a bug in
     /// the caller.
     pub fn give(&mut self, index: u32) {
         assert!(std::mem::take(&mut self.taken[index as usize]), "buffer {index} returned twice");

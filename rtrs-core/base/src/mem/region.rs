@@ -5,8 +5,8 @@
 //! pointers, because a peer or the kernel may change them at any time. Code that validates bytes
 //! copies them out first. [`MemSlice`] names a part of a region and keeps the region alive; an
 //! operation in flight owns its slices until its completion, so memory in use by the kernel is
-//! never unmapped. That includes memory of others ([`Region::foreign`], [`Region::shared`]): its
-//! owner drops the region, and the memory is released after the last IO that names it.
+//! never unmapped. That includes memory owned by others ([`Region::foreign`], [`Region::shared`]):
+//! its owner drops the region, and the memory is released after the last IO that names it.
 
 use std::any::Any;
 use std::fmt;
@@ -27,7 +27,7 @@ const CRC_PIECE: usize = 8 << 10;
 /// regions.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Makes the numbers of new regions start at `id`, unless they are already higher.
+/// Makes the IDs of new regions start at `id`, unless they are already higher.
 #[cfg(any(test, feature = "test-util"))]
 pub fn skip_ids_to(id: u64) {
     NEXT_ID.fetch_max(id, Ordering::Relaxed);
@@ -50,7 +50,7 @@ pub(super) trait Parts: Send + Sync {
     /// Returns contiguous memory of the same length.
     fn bounce(&self) -> &Arc<Region>;
 
-    /// Returns the memory of the longest start of a nonempty range that is in one part.
+    /// Returns the memory of the longest prefix of a nonempty range that is in one part.
     fn first_part(&self, offset: usize, len: usize) -> MemSlice;
 
     /// Calls `act` for the parts of a range, in order, with the number of bytes before each.
@@ -63,7 +63,7 @@ pub(super) trait Parts: Send + Sync {
         }
     }
 
-    /// Returns the length of the longest start of a range that is in at most `count` parts.
+    /// Returns the length of the longest prefix of a range that is in at most `count` parts.
     fn len_of(&self, count: usize, offset: usize, len: usize) -> usize {
         let mut done = 0;
         for _ in 0..count {
@@ -184,7 +184,7 @@ impl Region {
     ///
     /// # Safety
     /// The `len` bytes at `base` are mapped for reading and writing until `owner` is dropped, and
-    /// no Rust reference to them is used meanwhile.
+    /// no Rust reference to them is used until then.
     pub unsafe fn foreign(
         base: NonNull<u8>,
         len: usize,
@@ -193,9 +193,9 @@ impl Region {
         Arc::new(Self::of(base, len, 0, Backing::Foreign { _owner: Box::new(owner) }))
     }
 
-    /// Creates another handle of a region, with the same number and bytes. The handle keeps the
-    /// region and `owner` until the handle's last holder is dropped, so that dropping `owner`
-    /// signals the end of one of several uses of the memory. Panics if the region is scattered.
+    /// Creates another handle to a region, with the same ID and bytes. The handle keeps the region
+    /// and `owner` until the handle's last holder is dropped, so that dropping `owner` signals the
+    /// end of one of several uses of the memory. Panics if the region is scattered.
     pub fn alias(of: &Arc<Self>, owner: impl Any + Send + Sync) -> Arc<Self> {
         assert!(!of.is_scattered(), "scattered bytes have no other handle");
         let Self { base, len, stride, id, .. } = **of;
@@ -300,7 +300,7 @@ impl Region {
         self.len == 0
     }
 
-    /// Returns the number of this region, unique within the process.
+    /// Returns the ID of this region, unique within the process.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -383,7 +383,7 @@ impl Region {
         }
     }
 
-    /// Returns all bytes, for work in place. The exclusive borrow, from `Arc::get_mut`, proves that
+    /// Returns all bytes, for in-place work. The exclusive borrow, from `Arc::get_mut`, proves that
     /// there is no slice and therefore no kernel operation; a registration for peers also holds the
     /// region. Panics unless the region has memory of its own.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
@@ -510,7 +510,7 @@ impl MemSlice {
     }
 
     /// Extends the slice by one that continues it in memory. Returns false if `next` does not, or
-    /// has a different handle of the region: each handle stays until its own use has ended.
+    /// holds a different handle to the region: each handle stays until its own use has ended.
     #[inline]
     pub(super) fn extend(&mut self, next: &Self) -> bool {
         if !Arc::ptr_eq(&self.region, &next.region) || self.offset + self.len != next.offset {

@@ -1,4 +1,4 @@
-//! Room of a ring for messages, at positions that grow.
+//! Message area of a ring, addressed by ever-growing positions.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ pub(super) fn place_len(len: usize) -> usize {
     RECORD_LEN + len.next_multiple_of(RECORD_LEN)
 }
 
-/// Room for messages in a mapping.
+/// Area for messages in a mapping.
 pub(super) struct Area {
     pub(super) mapping: Arc<Mapping>,
-    /// Offset of the room.
+    /// Offset of the area.
     pub(super) data: usize,
-    /// Length of the room, a power of two.
+    /// Length of the area, a power of two.
     pub(super) len: usize,
 }
 
 impl Area {
     /// Returns the two memory ranges that hold `len` bytes at a position: offset and length of the
-    /// first, and the length of the second, which is at the beginning of the room.
+    /// first, and the length of the second, which is at the beginning of the area.
     fn ranges(&self, position: usize, len: usize) -> (usize, usize, usize) {
         let at = position & (self.len - 1);
         let first = len.min(self.len - at);

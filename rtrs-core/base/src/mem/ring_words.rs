@@ -4,10 +4,10 @@
 //! that it sleeps and then looks for messages. A fence between the two accesses of each side lets
 //! at least one side see what the other did, so no message waits for a reader that sleeps.
 //!
-//! The word for sleeping is odd while the reader sleeps, and grows with each change: a writer that
-//! was slow to clear it cannot clear the word of a later sleep. The word is cleared after the
-//! reader has been woken, so a writer that is killed in between costs one more wakeup instead of
-//! one too few.
+//! The sleep word is odd while the reader sleeps, and grows with each change: a writer that was
+//! slow to clear it cannot clear the word of a later sleep. The word is cleared after the reader
+//! has been woken, so a writer that is killed in between costs one more wakeup instead of one too
+//! few.
 
 use crate::sync::atomic::{Ordering, fence};
 
@@ -79,8 +79,8 @@ impl<W: Word> RingWords<'_, W> {
         self.lock.store(0, Ordering::Release);
     }
 
-    /// Publishes all messages before `head`. Returns the value of the word for sleeping if the
-    /// reader sleeps, to be passed to [`Self::woken`].
+    /// Publishes all messages before `head`. If the reader sleeps, returns the value of the sleep
+    /// word, to be passed to [`Self::woken`].
     pub(super) fn publish(&self, head: u32) -> Option<u32> {
         self.head.store(head, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -98,12 +98,12 @@ impl<W: Word> RingWords<'_, W> {
         self.head.load(Ordering::Acquire)
     }
 
-    /// Returns the end of the messages that were read, whose room is free.
+    /// Returns the end of the messages that were read, whose space is free.
     pub(super) fn released(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Frees the room of all messages before `tail`.
+    /// Frees the space of all messages before `tail`.
     pub(super) fn release(&self, tail: u32) {
         self.tail.store(tail, Ordering::Release);
     }
@@ -136,7 +136,7 @@ mod loom_model {
     const MESSAGES: u32 = 2;
     const SLOTS: usize = 2;
 
-    /// A ring whose messages have the length 1 and are words.
+    /// A ring of one-word messages.
     struct Ring {
         lock: AtomicU32,
         head: AtomicU32,

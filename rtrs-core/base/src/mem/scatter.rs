@@ -6,7 +6,7 @@
 //! and the socket: it is split, registered and opened to a peer like contiguous memory.
 //!
 //! Devices need contiguous memory. For them the region has bounce memory, at the same offsets; a
-//! provider that uses it copies between bounce memory and pieces. It is backed by real memory only
+//! provider that uses it copies between bounce memory and pieces. Bounce memory is backed only
 //! where it is used. It also holds the bytes of a buffer that are in no piece, so an access never
 //! fails: a late write to a buffer that its owner has taken back reaches no other memory.
 

@@ -1,7 +1,7 @@
 //! Memory that one process writes and others read: 32-bit words, addressed by offset.
 //!
-//! The writer creates it ([`SharedMemory::create`]) and passes its descriptor on; no other process
-//! can map it for writing, or change its size. Readers may wait until a word changes.
+//! The writer creates the memory ([`SharedMemory::create`]) and passes its descriptor on; no other
+//! process can map it for writing, or change its size. Readers may wait until a word changes.
 
 use std::fmt;
 use std::io;

@@ -1,15 +1,14 @@
 //! Tokens that keep a connection readable while a ring has messages, and the order of accesses.
 //!
-//! A token is a packet with a number, one higher than that of the token before. The writer sends a
+//! A token is a packet with a number, one higher than the previous token's. The writer sends a
 //! token before it publishes messages, unless readers have left the newest one in the connection. A
 //! reader that finds no message *claims* the newest token: it raises the number of taken tokens,
 //! looks again for messages, and then takes all tokens up to the claimed one from the connection.
-//! The writer looks at that number once more after it has published. A fence between the two
-//! accesses of each side lets at least one of them see the other, so no message is left without a
-//! token.
+//! The writer checks that number once more after publishing. A fence between the two accesses of
+//! each side lets at least one of them see the other, so no message is left without a token.
 //!
 //! The number of taken tokens only grows, and any reader may take any token that it has claimed.
-//! Another reader may have claimed the same token and taken it. The late one then finds a newer
+//! Another reader may have claimed the same token and taken it. The late reader then finds a newer
 //! token, which announces messages. It claims that token too, and asks the writer for another one
 //! if there are messages. A reader that is killed after its claim leaves a token without messages,
 //! which the next reader takes.
@@ -34,9 +33,9 @@ pub(super) struct TokenWords<'a, W> {
 }
 
 impl<W: Word> TokenWords<'_, W> {
-    /// Announces the token that is sent next. Returns false if there are no messages: the reader that
-    /// took the last one may not have seen it. No token gets this number then, because a reader may
-    /// have claimed it before messages that a later token announces.
+    /// Announces the token to be sent next. Returns false if there are no messages: the reader that
+    /// took the last one may not have seen the token. No token gets this number then, because a
+    /// reader may have claimed it before messages that a later token announces.
     pub(super) fn announce(&self, number: u32, has_messages: impl FnOnce() -> bool) -> bool {
         self.announced.store(number, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -52,7 +51,7 @@ impl<W: Word> TokenWords<'_, W> {
         self.sent.store(number, Ordering::Release);
     }
 
-    /// Ends the publication of messages, before the number of taken tokens is read.
+    /// Orders the publication of messages before the next read of the number of taken tokens.
     #[allow(clippy::unused_self, reason = "it is one of the steps of the protocol")]
     pub(super) fn published(&self) {
         fence(Ordering::SeqCst);
@@ -74,8 +73,8 @@ impl<W: Word> TokenWords<'_, W> {
         self.announced.load(Ordering::Acquire)
     }
 
-    /// Claims all tokens up to a number. Returns whether the caller is to take them: there are no
-    /// messages that they announce.
+    /// Claims all tokens up to a number. Returns true if the caller must take them, because they
+    /// announce no messages.
     pub(super) fn claim(&self, number: u32, is_empty: impl FnOnce() -> bool) -> bool {
         let is_claimed = self.raise(number);
         fence(Ordering::SeqCst);
@@ -94,7 +93,7 @@ impl<W: Word> TokenWords<'_, W> {
     }
 }
 
-/// Whether the token with a number is newer than another one.
+/// Whether token `number` is newer than token `other`.
 pub(super) fn is_after(number: u32, other: u32) -> bool {
     number.wrapping_sub(other).cast_signed() > 0
 }
@@ -121,7 +120,7 @@ mod loom_model {
         taken: AtomicU32,
         /// Tokens in the connection.
         tokens: Mutex<VecDeque<u32>>,
-        /// A reader asks for another token.
+        /// Whether a reader asks for another token.
         is_asked: AtomicBool,
     }
 
