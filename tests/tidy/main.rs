@@ -488,11 +488,6 @@ fn scenarios_of_the_lab_have_complete_headers() {
                 breaches.add(&source.path, 1, format!("has no line `{prefix}`"));
             }
         }
-        if let Some(at) = source.text.lines().position(|line| {
-            KEYS.iter().filter(|key| line.contains(&format!(" {key}: "))).count() > 1
-        }) {
-            breaches.add(&source.path, at + 1, "has two settings in one line");
-        }
     }
     breaches.none("scenarios of the lab have complete headers");
 }

@@ -100,6 +100,13 @@ impl Slot {
         self.is_enabled && !self.is_broken && self.vring.as_ref().is_some_and(takes)
     }
 
+    /// Resets the slot. Returns its pending stop.
+    fn take_stop(&mut self) -> Option<Stop> {
+        let stop = self.stop.take();
+        *self = Self::default();
+        stop
+    }
+
     /// Stops the ring because of a fault of its driver.
     fn break_ring(&mut self, shared: &Shared, number: usize, fault: Fault) {
         if !std::mem::replace(&mut self.is_broken, true) {
@@ -477,7 +484,8 @@ impl Queues {
             call(slot, &self.shared, number);
             let next = slot.vring.as_ref().map_or(slot.next, Vring::next_available);
             let call = slot.call.take();
-            if let Some(Stop { reply, .. }) = std::mem::take(slot).stop {
+            // Releases the memory of the ring first: the next connection may need its share.
+            if let Some(Stop { reply, .. }) = slot.take_stop() {
                 // The thread of the socket may have ended.
                 let _ = reply.send(Stopped { next });
             }

@@ -26,7 +26,7 @@ const JOBS_MAX: usize = 256;
 /// Slot of the requesting queue, and the result of its job.
 pub(super) type Answer = (u32, Outcome);
 
-/// Where to send a queue's answers.
+/// Destination of a queue's answers.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) answer: Sender<Answer>,

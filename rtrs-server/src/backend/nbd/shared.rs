@@ -32,7 +32,7 @@ pub struct NbdOptions {
 /// A queue's request for a connection.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Where to send the connection.
+    /// Destination of the connection.
     pub(super) made: mpsc::Sender<(OwnedFd, Offered)>,
     /// Expires with the queue.
     pub(super) asker: Weak<()>,

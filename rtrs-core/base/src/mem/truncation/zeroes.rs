@@ -30,11 +30,16 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 /// Addresses of the mappings in reserve; 0 for one that was given up.
 static RESERVE: [AtomicUsize; RESERVED] = [const { AtomicUsize::new(0) }; RESERVED];
 
-/// Creates the file and the reserve.
+/// Creates the file and the reserve. A process that may not create so long a file (RLIMIT_FSIZE)
+/// has neither, and maps private zeroes.
 ///
 /// # Errors
 /// The system's error.
 pub(super) fn prepare() -> io::Result<()> {
+    // Beyond this limit, the kernel would also send SIGXFSZ, which ends the process.
+    if file_size_limit() < FILE_LEN {
+        return Ok(());
+    }
     if FILE.load(Ordering::SeqCst) < 0 {
         let file = memfd_create("rtrs-zeroes", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, FILE_LEN)?;
@@ -46,6 +51,14 @@ pub(super) fn prepare() -> io::Result<()> {
     }
     refill();
     Ok(())
+}
+
+/// Returns the maximum length of files that this process creates.
+fn file_size_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit stores one rlimit, for which `limit` has room.
+    let code = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if code == 0 { limit.rlim_cur } else { 0 }
 }
 
 /// Restores the reserve, as far as the kernel allows. Does nothing before [`prepare`].
