@@ -65,7 +65,7 @@ rtrs_core::settings! {
         /// auto is rw, or ro if the export is read-only. A server allows one session to open an
         /// export rw, any number to open it ro, and a second writer only with migration.
         access: Option<Access> = "auto; for bench: what rw needs",
-        /// How to select a path for each request
+        /// How to select a request's path
         ///
         /// round-robin uses the paths in turn. min-inflight selects the path with the fewest
         /// requests in flight. min-latency selects the path with the shortest heartbeat round trip.

@@ -138,14 +138,6 @@ impl NodeFlow {
         self.fd.as_fd()
     }
 
-    /// Frees memory of long messages. Returns whether to call again.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(crate) fn trim(&mut self) -> io::Result<bool> {
-        self.outgoing.trim(self.fd.as_fd())
-    }
-
     /// Records a message read from a user.
     pub(crate) fn received(&mut self, len: usize) {
         self.received = self.received.wrapping_add(word(len));

@@ -231,6 +231,7 @@ impl Client {
             Ok(()) => ring.token_sent(),
             Err(error) => {
                 use io::ErrorKind::{BrokenPipe, ConnectionReset, WouldBlock};
+                ring.token_failed();
                 // A connection without room is readable.
                 if ![BrokenPipe, ConnectionReset, WouldBlock].contains(&error.kind()) {
                     return Err(error);

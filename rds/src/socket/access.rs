@@ -317,10 +317,11 @@ impl Binding {
     pub(super) fn report(&self, socket: BorrowedFd<'_>, kind: PacketKind) {
         let packet = self.named(Packet::new(kind));
         // While the send buffer is full, the node does not read the socket itself.
-        let control = self.access.control();
-        let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
-        // If this fails, the node checks on its own within a second.
-        let _ = tell(channel, &packet);
+        let guard = self.access.control();
+        let control = guard.as_deref().and_then(Control::fd);
+        let mut channels = control.into_iter().chain([socket]);
+        // The node may have closed the first one. If both fail, it checks on its own within a second.
+        let _ = channels.any(|channel| tell(channel, &packet).is_ok());
     }
 
     /// Whether the users of the socket have requested reports of ports that are no longer

@@ -20,9 +20,18 @@ use super::access::{Binding, is_nonblocking};
 use super::transfer::{Arrival, How, Incoming};
 use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
-/// Number of times that a call yields its CPU for messages whose token has arrived, or for a token
-/// that the node is about to send. On a busy system, each yield takes as long as other threads run.
+/// Number of times that a call yields its CPU for messages whose token has arrived. On a busy system,
+/// each yield takes as long as other threads run.
 const YIELDS: usize = 5;
+/// Maximum wait for messages whose token has arrived: a poll has reported them. The node publishes
+/// them right after the token, unless it was killed or stopped in between.
+const MESSAGE_WAIT: Duration = Duration::from_millis(500);
+/// Pause between looks for such messages.
+const PAUSE: Duration = Duration::from_micros(50);
+/// Maximum wait for a token that the node is about to send. Left in the connection, the token would
+/// make polls report a message that is not there. The node of a test can be slower.
+const TOKEN_WAIT: Timespec =
+    Timespec { tv_sec: if cfg!(test) { 60 } else { 0 }, tv_nsec: 500_000_000 };
 /// Maximum number of attempts to take tokens. The next call takes the rest.
 const TOKEN_TRIES: usize = 100;
 
@@ -156,18 +165,32 @@ impl Call<'_> {
 
     /// Waits for messages whose token has arrived. Takes the token if there are none.
     fn await_messages(&self, token: u32) -> Result<(), Errno> {
-        for _ in 0..YIELDS {
-            if !self.binding.flow.incoming.is_empty() {
+        let ring = &self.binding.flow.incoming;
+        let mut since = None;
+        for attempt in 0.. {
+            if !ring.is_empty() {
                 return Ok(());
             }
-            std::thread::yield_now();
+            if attempt < YIELDS {
+                std::thread::yield_now();
+                continue;
+            }
+            // If the token is gone, another reader has taken it.
+            let is_there = match self.peek_token(RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => false,
+                next => next? == token,
+            };
+            if !is_there {
+                return Ok(());
+            }
+            // Unless a reader has claimed it, the node has yet to publish its messages.
+            let since = *since.get_or_insert_with(Instant::now);
+            if ring.is_token_taken(token) || since.elapsed() > MESSAGE_WAIT {
+                break;
+            }
+            std::thread::sleep(PAUSE);
         }
-        // If the token is gone, another reader has taken it.
-        let is_there = match self.peek_token(RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN) => false,
-            next => next? == token,
-        };
-        if is_there && self.binding.flow.incoming.claim_tokens(token) {
+        if ring.claim_tokens(token) {
             self.take_claimed(token);
         }
         Ok(())
@@ -182,7 +205,7 @@ impl Call<'_> {
     /// Takes all tokens up to a claimed one.
     fn take_claimed(&self, number: u32) {
         let ring = &self.binding.flow.incoming;
-        let mut yields = 0;
+        let mut has_waited = false;
         for _ in 0..TOKEN_TRIES {
             let is_sent = ring.is_token_sent(number);
             match self.take_token() {
@@ -194,10 +217,12 @@ impl Call<'_> {
                     }
                     return;
                 }
-                None if is_sent || yields == YIELDS => return,
+                None if is_sent || has_waited => return,
                 None => {
-                    std::thread::yield_now();
-                    yields += 1;
+                    has_waited = true;
+                    // If this fails, the next attempt finds no token.
+                    let _ =
+                        poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&TOKEN_WAIT));
                 }
             }
         }
@@ -214,18 +239,24 @@ impl Call<'_> {
     /// Returns the number of the next token, which stays in the connection.
     fn peek_token(&self, flags: RecvFlags) -> Result<u32, Errno> {
         let mut head = [0; PACKET_LEN];
-        let mut next = || recv(self.socket, &mut head, flags | RecvFlags::PEEK);
-        let got = match next() {
+        let mut next = |flags| recv(self.socket, &mut head, flags);
+        let got = match next(flags | RecvFlags::PEEK) {
             // The node was killed with unread input. The system reports that once, before the
             // tokens that the node had sent.
-            Err(Errno::CONNRESET) => next(),
+            Err(Errno::CONNRESET) => next(flags | RecvFlags::PEEK),
             got => got,
         };
         match got {
-            Ok((0, _)) | Err(Errno::CONNRESET) => Err(Errno::NETDOWN),
-            Ok(_) => token_of(&head).ok_or(Errno::PROTO),
-            Err(error) => Err(error),
+            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(Errno::NETDOWN),
+            Ok(_) => {}
+            Err(error) => return Err(error),
         }
+        if let Some(number) = token_of(&head) {
+            return Ok(number);
+        }
+        // A packet that is left would keep the socket readable.
+        recv(self.socket, &mut head, RecvFlags::DONTWAIT)?;
+        Err(Errno::PROTO)
     }
 }
 
@@ -304,10 +335,14 @@ mod tests {
         fn send_token(&mut self) -> Option<u32> {
             let ring = &mut self.node.outgoing;
             let number = ring.needs_token().then(|| ring.next_token()).flatten()?;
-            let token = Packet { value: number, ..Packet::new(PacketKind::Token) }.encode();
-            rustix::net::send(&self.peer, &token, rustix::net::SendFlags::empty()).unwrap();
-            ring.token_sent();
+            self.send(Packet { value: number, ..Packet::new(PacketKind::Token) });
+            self.node.outgoing.token_sent();
             Some(number)
+        }
+
+        fn send(&self, packet: Packet) {
+            let flags = rustix::net::SendFlags::empty();
+            rustix::net::send(&self.peer, &packet.encode(), flags).unwrap();
         }
 
         /// Delivers a message as nodes do. Returns the number of its last token.
@@ -375,6 +410,41 @@ mod tests {
         assert_eq!((stand.receive(How::default()), stand.is_readable()), (Ok(7), false));
     }
 
+    /// Otherwise the token makes polls report a message that is not there.
+    #[test]
+    fn a_call_that_takes_the_last_message_waits_for_a_token_that_is_announced() {
+        let mut stand = Stand::new();
+        stand.write(7);
+        let number = stand.node.outgoing.next_token().unwrap();
+        stand.node.outgoing.publish();
+        let (binding, socket) = (Arc::clone(&stand.binding), Arc::clone(&stand.socket));
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 8];
+            receive(&binding, socket.as_fd(), &mut [IoSliceMut::new(&mut bytes)], How::default())
+        });
+        let begun = Instant::now();
+        while !stand.node.outgoing.is_empty() {
+            assert!(begun.elapsed() < LIMIT / 2, "the message is not taken");
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        stand.send(Packet { value: number, ..Packet::new(PacketKind::Token) });
+        stand.node.outgoing.token_sent();
+        let arrival = reader.join().unwrap().unwrap();
+        assert!(matches!(arrival.incoming, Incoming::Message { len: 7, .. }));
+        assert!(!stand.is_readable());
+    }
+
+    #[test]
+    fn an_unexpected_packet_fails_one_call() {
+        let mut stand = Stand::new();
+        stand.send(Packet::new(PacketKind::Bound));
+        assert_eq!(stand.try_receive(), Err(Errno::PROTO));
+        assert_eq!((stand.try_receive(), stand.is_readable()), (Err(Errno::AGAIN), false));
+        assert_eq!(stand.deliver(3), Some(1));
+        assert_eq!(stand.receive(How::default()), Ok(3));
+    }
+
     /// The call finds the token of a message that is not its own.
     #[test]
     fn a_call_that_takes_its_token_late_misses_no_message() {
@@ -440,7 +510,6 @@ mod tests {
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect::<BTreeSet<_>>()
             });
             assert_eq!(lens, (1..=count).collect());
-            // A token is left if its call did not wait long enough for it.
             assert_eq!((stand.try_receive(), stand.is_readable()), (Err(Errno::AGAIN), false));
         }
     }

@@ -80,6 +80,8 @@ pub(crate) struct Request {
     done: u64,
     /// Losses that concern any write, when the request was begun.
     losses: u64,
+    /// Losses that have been reported to the guest once it has the answer.
+    report: u64,
     /// Number of IOs that have not ended.
     parts: u32,
 }
@@ -215,6 +217,7 @@ impl Ios {
         (request.ring, request.command) = (ring, command);
         (request.unanswered, request.outcome) = (Some(unanswered), IoStatus::Ok);
         (request.is_abandoned, request.is_submitted, request.done) = (false, false, 0);
+        request.report = 0;
         request.losses = self.losses.as_ref().map_or(0, |losses| losses.shared());
         let geometry = self.device.geometry();
         let is_volatile = geometry.write_cache && !geometry.fua;
@@ -336,8 +339,8 @@ impl Ios {
     }
 
     /// Returns the status of an IO, which is a failure for a flush that reports a loss.
-    fn judge(&self, part: Part, status: IoStatus) -> IoStatus {
-        let request = &self.requests[part.request as usize];
+    fn judge(&mut self, part: Part, status: IoStatus) -> IoStatus {
+        let request = &mut self.requests[part.request as usize];
         let Some(losses) = &self.losses else { return status };
         let Some(Unanswered { reported, .. }) = request.unanswered else { return status };
         let Command { op, flags, len, .. } = request.command;
@@ -351,8 +354,16 @@ impl Ios {
         }
         let count = self.device.losses_at_end().unwrap_or_else(|| losses.count());
         let (status, reported) = losses.judge(status, reported, count);
-        losses.report_common(reported);
+        request.report = reported;
         status
+    }
+
+    /// Records that the driver has the answer to a request. Not earlier: another shard could
+    /// otherwise take a flush for one that was offered after the report.
+    pub(crate) fn note_answered(&self, id: u32) {
+        if let Some(losses) = &self.losses {
+            losses.report_common(self.requests[id as usize].report);
+        }
     }
 
     fn next_completion(&mut self) -> Option<Completion> {
@@ -470,6 +481,7 @@ impl Request {
             is_submitted: true,
             done: 0,
             losses: 0,
+            report: 0,
             parts: 0,
         }
     }

@@ -350,7 +350,7 @@ impl Queues {
                 if vring.is_continued() {
                     self.shared.activity.requested();
                 }
-                let available = vring.available().unwrap_or(next);
+                let available = || vring.available().unwrap_or(next);
                 slot.reports = LossReports::new(self.ios.losses(), available);
                 slot.vring = Some(vring);
             }
@@ -379,7 +379,11 @@ impl Queues {
                         vring.drop_request(request.head());
                         Ok(())
                     }
-                    outcome => request.answer(vring, outcome.into()),
+                    outcome => {
+                        let answered = request.answer(vring, outcome.into());
+                        self.ios.note_answered(id);
+                        answered
+                    }
                 };
                 if let Err(fault) = answered {
                     slot.break_ring(&self.shared, number, fault);

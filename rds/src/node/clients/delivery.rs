@@ -48,21 +48,17 @@ impl Clients {
     }
 }
 
-/// Checks whether the messages of a user have a token, which a killed user may have taken, and
-/// frees memory that long messages no longer use. Returns whether to check again.
+/// Checks whether the messages of a user have a token, which a killed user may have taken. Returns
+/// whether to check again.
 pub(super) fn check_unread(client: &mut Client) -> io::Result<bool> {
     let has_tokens = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes > 0);
     let Some(bound) = &mut client.bound else { return Ok(false) };
     let is_empty = bound.flow.outgoing.is_empty();
-    let is_held = bound.flow.trim().unwrap_or_else(|error| {
-        tracing::debug!(port = bound.id.port, %error, "cannot free memory of long messages");
-        false
-    });
     if !is_empty && !has_tokens {
         tracing::debug!(port = bound.id.port, "messages of a user had no token");
         client.send_token()?;
     }
-    Ok(!is_empty || is_held)
+    Ok(!is_empty)
 }
 
 /// Lets users take what is in the ring, and makes the connection readable.

@@ -12,8 +12,6 @@
 //! only where a wrong value harms no one but readers.
 
 use std::fmt;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -179,6 +177,11 @@ impl DeliveryWriter {
         self.words.tokens().sent(self.token);
     }
 
+    /// Records that the next token could not be sent: readers do not wait for it.
+    pub fn token_failed(&mut self) {
+        self.words.tokens().sent(self.announced);
+    }
+
     /// Whether readers have taken everything.
     pub fn is_empty(&self) -> bool {
         self.written == self.words.load(AT_TAIL)
@@ -195,15 +198,6 @@ impl DeliveryWriter {
         word.store(wanted, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.words.load(AT_TAIL) < wanted
-    }
-
-    /// Frees the memory of long bodies if readers have taken all and none was written since the
-    /// last call. `fd` is the memory of the ring. Returns whether to call again.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn trim(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        self.long.trim(&self.words.long, self.words.load(AT_TAIL), fd)
     }
 }
 
@@ -360,6 +354,11 @@ impl DeliveryReader {
         self.0.tokens().claim(number, || self.is_empty())
     }
 
+    /// Whether a reader has claimed a token.
+    pub fn is_token_taken(&self, number: u32) -> bool {
+        self.0.tokens().is_taken(number)
+    }
+
     /// Whether a token was sent. If not, it may still arrive later.
     pub fn is_token_sent(&self, number: u32) -> bool {
         self.0.tokens().is_sent(number)
@@ -394,7 +393,7 @@ impl fmt::Debug for DeliveryReader {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::fd::AsFd;
 
     use super::super::message_ring::{RingSizes, create_ring, open_ring};
     use super::*;
@@ -402,15 +401,10 @@ mod tests {
     const LEN: usize = 4096;
     const SIZES: RingSizes = RingSizes { counters: 1, ring: LEN, long: 4 * LEN };
 
-    fn pair_with_fd() -> (DeliveryWriter, DeliveryReader, OwnedFd) {
+    fn pair() -> (DeliveryWriter, DeliveryReader) {
         let ends = create_ring("test", SIZES).unwrap();
         let reader = open_ring(ends.fd.as_fd(), SIZES).unwrap().incoming;
-        (ends.outgoing, reader, ends.fd)
-    }
-
-    fn pair() -> (DeliveryWriter, DeliveryReader) {
-        let (writer, reader, _) = pair_with_fd();
-        (writer, reader)
+        (ends.outgoing, reader)
     }
 
     fn take(reader: &DeliveryReader, keeps: bool) -> Option<(Vec<u8>, Taken)> {
@@ -478,28 +472,6 @@ mod tests {
             }
         }
         assert!(!writer.write(&[], &[0; 4 * LEN + 1]), "longer than the area");
-    }
-
-    #[test]
-    fn memory_of_long_bodies_is_given_back_once_they_are_taken() {
-        let (mut writer, reader, fd) = pair_with_fd();
-        let blocks = || rustix::fs::fstat(&fd).unwrap().st_blocks;
-        assert!(!writer.trim(fd.as_fd()).unwrap());
-        let before = blocks();
-        assert!(writer.write(&[1], &[7; 3 * LEN]));
-        writer.publish();
-        let held = blocks();
-        assert!(held > before);
-        for _ in 0..3 {
-            assert!(writer.trim(fd.as_fd()).unwrap(), "it is not taken");
-        }
-        assert_eq!(take(&reader, false).unwrap().0.len(), 3 * LEN + 1);
-        assert!(!writer.trim(fd.as_fd()).unwrap());
-        assert!(blocks() < held);
-        assert!(writer.write(&[1], &[8; 3 * LEN]));
-        writer.publish();
-        assert_eq!(take(&reader, false).unwrap().0[1..], [8; 3 * LEN]);
-        assert!(writer.trim(fd.as_fd()).unwrap(), "it was in use since");
     }
 
     #[test]

@@ -1,10 +1,6 @@
 //! Long message bodies of a ring, in an area of their own.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::BorrowedFd;
-
-use rustix::fs::{FallocateFlags, fallocate};
 
 use super::ring_area::Area;
 
@@ -25,10 +21,6 @@ pub(super) struct LongBodies {
     released: u64,
     /// For each other body, the positions after its message in the ring and after the body itself.
     ends: VecDeque<(u64, u64)>,
-    /// Value of `written` when the memory was last given back.
-    trimmed: u64,
-    /// Value of `written` when `trim` last compared it.
-    seen: u64,
 }
 
 impl LongBodies {
@@ -66,25 +58,5 @@ impl LongBodies {
         while let Some((_, end)) = self.ends.pop_front_if(|(at, _)| *at <= tail) {
             self.released = end;
         }
-    }
-
-    /// Frees the memory if all bodies are released and none was written since the last call.
-    /// Returns whether to call again.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(super) fn trim(&mut self, area: &Area, tail: u64, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        if self.trimmed == self.written {
-            return Ok(false);
-        }
-        let is_unused = std::mem::replace(&mut self.seen, self.written) == self.written;
-        self.release(tail);
-        if !is_unused || !self.ends.is_empty() {
-            return Ok(true);
-        }
-        self.trimmed = self.written;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(fd, flags, area.data as u64, area.len as u64)?;
-        Ok(false)
     }
 }

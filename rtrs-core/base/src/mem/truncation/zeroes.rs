@@ -11,7 +11,7 @@
 //! Each page of the address space has a page of the file, so that regions share none.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
@@ -30,19 +30,17 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 /// Addresses of the mappings in reserve; 0 for one that was given up.
 static RESERVE: [AtomicUsize; RESERVED] = [const { AtomicUsize::new(0) }; RESERVED];
 
-/// Creates the file and the reserve. A process that may not create so long a file (RLIMIT_FSIZE)
-/// has neither, and maps private zeroes.
-///
-/// # Errors
-/// The system's error.
-pub(super) fn prepare() -> io::Result<()> {
-    // Beyond this limit, the kernel would also send SIGXFSZ, which ends the process.
-    if file_size_limit() < FILE_LEN {
-        return Ok(());
-    }
+/// Creates the file and the reserve. A process that may not create the file has neither, and maps
+/// private zeroes.
+pub(super) fn prepare() {
     if FILE.load(Ordering::SeqCst) < 0 {
-        let file = memfd_create("rtrs-zeroes", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, FILE_LEN)?;
+        let file = match create() {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::debug!("zeroes for lost memory of guests are private: {error}");
+                return;
+            }
+        };
         let fd = file.as_fd().as_raw_fd();
         if FILE.compare_exchange(-1, fd, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             // Open until the process ends.
@@ -50,7 +48,16 @@ pub(super) fn prepare() -> io::Result<()> {
         }
     }
     refill();
-    Ok(())
+}
+
+fn create() -> io::Result<OwnedFd> {
+    // Beyond this limit (RLIMIT_FSIZE), the kernel would also send SIGXFSZ, which ends the process.
+    if file_size_limit() < FILE_LEN {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let file = memfd_create("rtrs-zeroes", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, FILE_LEN)?;
+    Ok(file)
 }
 
 /// Returns the maximum length of files that this process creates.
