@@ -42,10 +42,10 @@ pub struct Bridge {
     stopping: bool,
     /// Whether a client's connection ended without a disconnect request.
     lost_client: bool,
-    /// Time of the next check for whether orphaned writes have ended, or other shards have checked
-    /// their sockets.
+    /// Time of the next check: whether orphaned writes have ended, or whether other shards have
+    /// checked their sockets.
     recheck: Option<Instant>,
-    /// Time since which this bridge has waited for memory that others hold.
+    /// Time at which this bridge began to wait for memory that others hold.
     squeezed: Option<Instant>,
 }
 
@@ -68,8 +68,8 @@ impl Bridge {
     /// the device has when they connect or send a request.
     ///
     /// # Errors
-    /// `InvalidInput` when the export cannot be served or the bounds are too small for it; the
-    /// system's error when memory is refused or cannot be registered with the device.
+    /// `InvalidInput` if the export cannot be served or the bounds are too small for it; the
+    /// system's error if memory is refused or cannot be registered with the device.
     pub fn seated(
         ring: &Rc<Ring>,
         pools: &BufferPools,
@@ -110,7 +110,7 @@ impl Bridge {
     /// Takes over the other end of a socket that belongs to, or will be given to, a kernel device
     /// that shows this bridge's export. The kernel has no handshake and no timeouts, and has
     /// already been sent [`FIRST_BYTES`](crate::kernel::FIRST_BYTES) of the first reply. Returns
-    /// false and closes the socket when there are too many connections.
+    /// false and closes the socket if there are too many connections.
     pub fn adopt_kernel(&mut self, now: Instant, socket: OwnedFd) -> bool {
         self.add(now, socket, true)
     }
@@ -157,7 +157,7 @@ impl Bridge {
 
     /// Closes the oldest connection that has been in its handshake for a while, or whose client is
     /// gone, so that clients that send nothing do not keep others out. [`Relays`](crate::Relays)
-    /// may have closed it just now for the new connection. Returns false if there is no such
+    /// may already have closed it to admit the new connection. Returns false if there is no such
     /// connection.
     fn close_silent(&mut self, now: Instant) -> bool {
         let conns = self.conns.iter_mut().flatten();
@@ -195,8 +195,8 @@ impl Bridge {
         self.conns.iter().flatten().filter_map(Conn::client)
     }
 
-    /// Whether a client uses the export, or left without a disconnect request and so may connect
-    /// again, here or to the next process.
+    /// Whether a client is using the export, or left without a disconnect request and so may
+    /// connect again, here or to the next process.
     pub fn may_clients_return(&self) -> bool {
         self.lost_client || self.conns.iter().flatten().any(may_return)
     }
@@ -215,7 +215,7 @@ impl Bridge {
         }
     }
 
-    /// Does all work that is possible now. Returns true when anything happened.
+    /// Does all work that is possible now. Returns true if anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
         let Self { port, shared, conns, .. } = self;
         let mut any = shared.poll(now) | look(port, shared, conns);
@@ -240,7 +240,7 @@ impl Bridge {
             waits |= conn.waits_for_round();
         }
         any |= free_unread(now, shared, conns);
-        // A round that was just requested is over immediately when no other shard has a bridge.
+        // A round that was just requested is over immediately if no other shard has a bridge.
         any |= look(port, shared, conns);
         any |= shared.has_deferred() && shared.release_deferred() | shared.expire_deferred(now);
         // IO that the device completes immediately is answered immediately.
@@ -328,8 +328,8 @@ impl Drop for Bridge {
     }
 }
 
-/// Checks all sockets for disconnected clients, if a new connection on any shard waits for this
-/// check. Returns true when a check was due.
+/// Checks all sockets for disconnected clients, if a new connection on any shard is waiting for
+/// this. Returns true if a check was due.
 fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let Seat { group, shard } = &shared.seat;
     let Some(due) = group.due(*shard) else { return false };
@@ -340,8 +340,8 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     true
 }
 
-/// Frees memory of clients that do not read their replies, if a different client waits for memory.
-/// Returns true when that may help.
+/// Frees memory of clients that do not read their replies, if another client is waiting for memory.
+/// Returns true if that may help.
 fn free_unread(now: Instant, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let first = shared.first_reader.slot();
     let before = std::mem::take(&mut shared.first_reader.beside_unread);
@@ -356,7 +356,7 @@ fn free_unread(now: Instant, shared: &mut Shared, conns: &mut [Option<Conn>]) ->
     any | (shared.first_reader.beside_unread && !before)
 }
 
-/// Closes the connections affected by internal errors. Returns true when there was one.
+/// Closes the connections affected by internal errors. Returns true if there were any.
 fn close_failed(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let mut any = false;
     while let Some(id) = shared.internal_errors.next_conn() {

@@ -28,7 +28,7 @@ impl BufferPools {
     /// If `had` is not empty, the pool must have free memory; otherwise any pool will do.
     ///
     /// # Errors
-    /// The system's error when memory is refused.
+    /// The system's error if memory is refused.
     pub(crate) fn join(&self, count: u32, had: &[Option<Share>]) -> io::Result<Share> {
         let mut pools = self.0.borrow_mut();
         pools.retain(|pool| pool.strong_count() > 0);
@@ -56,7 +56,7 @@ struct BufferPool {
 struct Rows {
     pool: Pool,
     holders: Vec<u32>,
-    /// Whether each buffer is certain to have physical memory.
+    /// Whether each buffer is known to be backed by physical memory.
     real: Vec<bool>,
     shares: Shares,
     /// Whether each share is in use.
@@ -79,8 +79,8 @@ impl BufferPool {
         self.rows.borrow().pool.capacity()
     }
 
-    /// Adds a share for one more bridge, if there is room. With `waits`, the bridge can wait for
-    /// its reserve, so other bridges may currently be using it.
+    /// Adds a share for one more bridge, if there is room. If `waits` is set, the bridge can wait
+    /// for its reserve, so other bridges may currently be using it.
     fn join(self: Rc<Self>, waits: bool) -> Option<Share> {
         let mut rows = self.rows.borrow_mut();
         let first = !rows.members.contains(&true);
@@ -126,7 +126,7 @@ impl Share {
         let taken: Vec<u32> = (0..count).filter_map(|_| rows.pool.take()).collect();
         for &index in taken.iter().rev() {
             if !std::mem::replace(&mut rows.real[index as usize], true) {
-                // The previous holder has no use for the contents.
+                // The previous holder no longer needs the contents.
                 rows.pool.slice(index).fill(0);
             }
             rows.pool.give(index);
@@ -152,7 +152,7 @@ impl Share {
         *holders += 1;
     }
 
-    /// Drops a reference; the last one frees the buffer. Returns true when it was the last.
+    /// Drops a reference; the last one frees the buffer. Returns true if it was the last.
     pub(crate) fn release(&self, index: u32) -> bool {
         let rows = &mut *self.pool.rows.borrow_mut();
         let holders = &mut rows.holders[index as usize];

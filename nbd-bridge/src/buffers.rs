@@ -1,8 +1,8 @@
-//! Buffers of one bridge: counted references to its share of a pool in one registered region.
+//! Buffers of one bridge: reference-counted parts of its share of a pool in one registered region.
 //!
 //! A connection receives into a buffer of its own. The payload of a write is submitted to the
-//! device where it was received, and the buffer is returned when the last such write is done. Small
-//! reads of a connection share a buffer and are carved from it one after another. After startup
+//! device where it was received, and the buffer is returned when the last such write is done. A
+//! connection's small reads share a buffer and are carved from it one after another. After startup
 //! this module allocates nothing.
 //!
 //! Only reads can hold memory for as long as a client likes. Therefore one receive buffer and a
@@ -65,7 +65,7 @@ impl ReadMemory {
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pools: BufferPools,
-    /// Number of buffers of a pool.
+    /// Number of buffers in a pool.
     count: u32,
     /// Shares, indexed by the high part of a buffer number. All but the current share have buffers
     /// in use.
@@ -130,7 +130,7 @@ impl Buffers {
         self.shares[at].as_ref().unwrap_or_else(|| panic!("share {at} was released"))
     }
 
-    /// Returns the share of a buffer, and its index in that share.
+    /// Returns a buffer's share, and its index in that share.
     fn place(&self, buffer: u32) -> (&Share, u32) {
         (self.share_at((buffer >> SHARE_SHIFT) as usize), buffer & ((1 << SHARE_SHIFT) - 1))
     }
@@ -170,7 +170,7 @@ impl Buffers {
     }
 
     /// Takes a share of a pool in which this bridge has no share yet. Returns None if the bridge
-    /// has too many shares.
+    /// already has the maximum number of shares.
     ///
     /// # Errors
     /// The system's error when memory is refused.
@@ -207,8 +207,8 @@ impl Buffers {
         }
     }
 
-    /// Maximum length, in bytes, of a read piece that is eventually given memory whatever other
-    /// bridges do.
+    /// Maximum length, in bytes, of a read piece that is eventually given memory regardless of what
+    /// other bridges do.
     pub(crate) fn guaranteed_piece(&self) -> usize {
         let buffers = self.share().guaranteed().saturating_sub(2 * self.kept()).max(1);
         PIECE_MAX.min(buffers * PART_MAX)
@@ -249,7 +249,7 @@ impl Buffers {
         share.hold(index);
     }
 
-    /// Drops a reference; the last one frees the buffer. Returns true when it was the last.
+    /// Drops a reference; the last one frees the buffer. Returns true if it was the last.
     pub(crate) fn release(&mut self, index: u32) -> bool {
         let (share, at) = self.place(index);
         let last = share.release(at);
@@ -295,8 +295,8 @@ impl Buffers {
     }
 
     /// Allocates memory for a read of `len` bytes and appends it to `parts`: all or nothing.
-    /// Returns false when there is not enough now, or when another connection waits for memory and
-    /// this is not the connection's first buffer.
+    /// Returns false if there is not enough now, or if another connection is waiting for memory and
+    /// this would not be the connection's first buffer.
     pub(crate) fn take_read(
         &mut self,
         len: usize,

@@ -7,8 +7,8 @@ use crate::proto::wire::PAYLOAD_MAX;
 /// Limits of one shard's bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BridgeConfig {
-    /// Bytes of buffers on this shard. The largest piece of a request (usually 32 MiB) and two
-    /// buffers of 260 KiB for every connection must fit. Bridges with the same pools share these
+    /// Bytes of buffers on this shard. They must hold the largest piece of a request (usually 32
+    /// MiB) and two 260 KiB buffers for every connection. Bridges with the same pools share these
     /// bytes, up to about 60 bridges in a pool of 64 MiB. Physical memory is allocated on first
     /// use.
     pub buffer_bytes: usize,
@@ -22,11 +22,11 @@ pub struct BridgeConfig {
     pub touched_bytes: usize,
     /// Maximum read or write size of one request, as advertised to clients.
     pub max_payload: u32,
-    /// Maximum time that a request waits for an overlapping change that the change's own client has
-    /// given up on; then the request fails. None means no limit.
+    /// Maximum time that a request waits for an overlapping change on which its own client has
+    /// given up; then the request fails. None means no limit.
     pub deferred_max: Option<Duration>,
-    /// Another host may write to the device at the same time. Changes to parts of blocks are then
-    /// refused unless the device supports partial writes.
+    /// Whether another host may write to the device at the same time. Changes to parts of blocks
+    /// are then refused unless the device supports partial writes.
     pub shared_writes: bool,
 }
 

@@ -7,16 +7,16 @@
 //! and for a large write that is at most its header. Reads are answered from the memory that the
 //! device filled. Replies are sent in the order in which requests finish, many per system call.
 //!
-//! The kernel's end of a device ([`crate::kernel`]) is such a connection too, without a handshake
-//! and without timeouts: the kernel is trusted, has no alternative, and may read and write slowly
-//! when memory is short. Closing this connection would fail IO that is merely late. It ends when
-//! the device is disconnected, which has its own timeouts.
+//! The kernel's end of a device ([`crate::kernel`]) is also such a connection, without a handshake
+//! or timeouts: the kernel is trusted, has no alternative, and may read and write slowly when
+//! memory is short. Closing this connection would fail IO that is merely late. It ends when the
+//! device is disconnected, which has its own timeouts.
 //!
 //! This file holds the lifecycle and the timeouts of a connection; `parse` turns bytes into
-//! requests, `socket` receives and sends. Each part of the state has a file: `link` the socket and
-//! its operations, `input` the received bytes, `output` the replies, `gate` the check before the
-//! first request, `loss_reports` the losses that the client knows of, `not_reading` the memory of
-//! a client that does not read. Called by `bridge`.
+//! requests, `socket` receives and sends. Each part of the state has a file: `link` holds the
+//! socket and its operations, `input` the received bytes, `output` the replies, `gate` the check
+//! before the first request, `loss_reports` the losses that the client knows about, `not_reading`
+//! the memory of a client that does not read. Called by `bridge`.
 
 mod gate;
 mod input;
@@ -48,7 +48,7 @@ use crate::proto::{Handshake, Rules, Terms, Validated};
 use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
 
-/// Timeout of the whole handshake.
+/// Timeout for the whole handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Receive state of a connection.
@@ -65,7 +65,7 @@ enum Phase {
     Skip {
         left: u32,
     },
-    /// A request that waits for a row or for memory.
+    /// A request that is waiting for a row or for memory.
     Starved(Validated),
     /// No further requests are accepted.
     Ended,
@@ -83,7 +83,7 @@ pub(crate) struct Conn {
     reports: LossReports,
     /// The client has disconnected; its unanswered writes count as orphaned.
     departed: bool,
-    /// The client sent a disconnect request; requests before it are carried out.
+    /// The client sent a disconnect request; earlier requests are still carried out.
     in_order: bool,
     /// Number of rows of this connection.
     rows: usize,
@@ -140,8 +140,7 @@ impl Conn {
             && (self.link.is_broken() || self.output.is_empty())
     }
 
-    /// Client that uses the export; None during the handshake, after a disconnect, and for the
-    /// kernel.
+    /// Client using the export; None during the handshake, after a disconnect, and for the kernel.
     pub(crate) fn client(&self) -> Option<Peer> {
         let is_over = self.link.is_kernel() || self.link.is_broken() || self.departed;
         let is_serving = !matches!(self.phase, Phase::Handshake(_) | Phase::Ended);
@@ -158,7 +157,7 @@ impl Conn {
         self.rows
     }
 
-    /// Number of buffers held for receiving and for reads. Buffers of writes are not included.
+    /// Number of buffers held for receiving and for reads. Write buffers are not included.
     pub(crate) fn buffers(&self) -> (usize, usize) {
         (usize::from(self.input.buffer().is_some()), self.memory.held())
     }
@@ -177,8 +176,8 @@ impl Conn {
         }
     }
 
-    /// Handles a client that has disconnected or will send nothing more: like [`Conn::end`], and
-    /// its changes in flight also hold up overlapping requests of other connections.
+    /// Handles a client that has disconnected or will send nothing more: like [`Conn::end`], but
+    /// its changes in flight also hold up overlapping requests from other connections.
     pub(crate) fn depart(&mut self, port: &Port, shared: &mut Shared) {
         if !matches!(self.phase, Phase::Ended) {
             self.end(port, shared);
@@ -196,12 +195,12 @@ impl Conn {
         self.abort(port, shared);
     }
 
-    /// Checks whether the client has disconnected, on behalf of a connection that waits for this
-    /// round. Bytes that the client sent and that have not been read are dropped, because those
-    /// requests would be carried out after newer ones. A TCP client that has only shut down its
-    /// sending side therefore loses its unread requests without an answer, unless it is the only
-    /// client that has asked since the last check. A client that has disconnected altogether may
-    /// have been replaced before its socket arrived here, so it counts in its own round too.
+    /// Checks whether the client has disconnected, on behalf of a connection that is waiting for
+    /// this round. Bytes that the client sent and that have not been read are dropped, because
+    /// those requests would be carried out after newer ones. A TCP client that has only shut down
+    /// its sending side therefore loses its unread requests without an answer, unless it is the
+    /// only client that has asked since the last check. A client that has disconnected altogether
+    /// may have been replaced before its socket arrived here, so it counts in its own round too.
     pub(crate) fn look(&mut self, due: Due, port: &Port, shared: &mut Shared) {
         if self.link.is_broken() {
             return;
@@ -214,7 +213,7 @@ impl Conn {
         }
     }
 
-    /// Whether the first request waits for other shards.
+    /// Whether the first request is waiting for other shards.
     pub(crate) fn waits_for_round(&self) -> bool {
         self.gate.is_waiting() && !matches!(self.phase, Phase::Ended)
     }
@@ -225,7 +224,7 @@ impl Conn {
             return;
         }
         self.depart(port, shared);
-        // A read that was repeated after the end may wait again.
+        // A read that was repeated after the end may be waiting again.
         shared.first_reader.stop(self.id.slot);
         if !self.in_order {
             shared.drop_unbegun(self.id);
@@ -268,8 +267,9 @@ impl Conn {
         reports.note_reported(shared.losses.as_deref(), input.parsed(), arrived);
     }
 
-    /// Records whether requests wait. While they do, receiving stops, so the ring is asked to
-    /// report a hangup, which would otherwise go unnoticed until a new connection triggers a check.
+    /// Records whether requests are waiting. While they are, receiving stops, so the ring is asked
+    /// to report a hangup, which would otherwise go unnoticed until a new connection triggers a
+    /// check.
     pub(crate) fn note_stall(&mut self, port: &Port) {
         let stalled = !self.link.is_receiving() && !matches!(self.phase, Phase::Ended);
         self.reports.set_stalled(stalled);
@@ -279,7 +279,7 @@ impl Conn {
     }
 
     /// Handles a hangup of the client, or the end of its stream. A receive in progress finds the
-    /// end by itself, after the bytes sent before it.
+    /// end on its own, after the bytes sent before it.
     pub(crate) fn on_hangup(&mut self, port: &Port, shared: &mut Shared) {
         self.link.watch_ended();
         if self.link.is_broken() || self.link.is_receiving() {
@@ -320,7 +320,7 @@ impl Conn {
         }
     }
 
-    /// Takes requests from the received bytes. Returns true when anything happened.
+    /// Takes requests from the received bytes. Returns true if anything happened.
     pub(crate) fn take_requests(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         let mut any = false;
         self.note_reported(shared);
@@ -388,7 +388,7 @@ fn log_overdue(conn: &Conn, now: Instant, shared: &mut Shared) {
     }
 }
 
-/// Whether the client has disconnected, whether or not the ring has reported that.
+/// Whether the client has disconnected, whether or not the ring has reported it.
 pub(crate) fn is_client_gone(conn: &Conn) -> bool {
     conn.link.peer_end() != PeerEnd::Open
 }

@@ -7,14 +7,14 @@ use crate::proto::Op;
 /// A request split into whole blocks and the partial blocks at its ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// Blocks that are submitted to the device as they are.
+    /// Blocks that are submitted to the device unchanged.
     pub(crate) whole: Range<u64>,
-    /// Changed bytes of the partial block before the whole blocks and of the one after them;
+    /// Changed bytes in the partial block before the whole blocks, and in the one after them;
     /// usually empty.
     pub(crate) rest: [Range<u64>; 2],
     /// All blocks that are read or changed.
     pub(crate) span: Range<u64>,
-    /// Block size when the client connected; the device may have changed it since.
+    /// Block size at the time the client connected; the device may have changed it since.
     pub(crate) block: u64,
 }
 
@@ -48,7 +48,7 @@ impl Cut {
         }
     }
 
-    /// Number of partial blocks that are changed.
+    /// Number of partial blocks that change.
     pub(crate) fn fragments(&self) -> usize {
         self.rest.iter().filter(|bytes| !bytes.is_empty()).count()
     }

@@ -32,18 +32,18 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// Reason why a connection failed.
+/// Reason for a failed connection.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// System error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Server that cannot be used.
+    /// The server cannot be used.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
 }
 
-/// Connects and requests the export `name`. Each step may take `limit`.
+/// Connects and requests the export `name`. Each step may take up to `limit`.
 ///
 /// # Errors
 /// The reason why the connection failed.
@@ -83,7 +83,7 @@ pub fn dial(
     Ok((fd, offered))
 }
 
-/// Reads once, and retries if a signal interrupts the read.
+/// Reads once, retrying if a signal interrupts the read.
 fn read_some(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match from.read(into) {
@@ -94,10 +94,10 @@ fn read_some(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Sends a flush on a connection that has nothing in flight, and closes the connection. Each step
-/// may take `limit`.
+/// may take up to `limit`.
 ///
 /// # Errors
-/// Fails when data that the server has acknowledged over this connection may not be durable.
+/// Fails if data that the server has acknowledged over this connection may not be durable.
 pub fn flush(fd: OwnedFd, structured: bool, limit: Duration) -> io::Result<()> {
     let mut socket = Socket::from(fd);
     socket.set_read_timeout(Some(limit))?;

@@ -3,7 +3,7 @@
 //!
 //! A client may close a connection with requests unanswered, and write the same blocks again over
 //! another connection on another shard. The old writes must not land after the new ones. So when a
-//! client disconnects, its shard drops what has not begun and enters the rest in the table of
+//! client disconnects, its shard drops what has not begun and adds the rest to the table of
 //! orphaned writes. Overlapping requests received afterwards wait until those writes have ended
 //! (`shared`). In addition, before the first request of a connection is handled, every shard checks
 //! its sockets once, so that a close that preceded the connection is seen first, even when unread
@@ -21,9 +21,9 @@ use rtrs_core::orphans::Orphans;
 use rtrs_core::ranges::Ranges;
 use rtrs_core::time::Duration;
 
-/// Maximum time for which a new connection waits for a shard that does not check its sockets.
+/// Maximum time that a new connection waits for a shard that does not check its sockets.
 pub(crate) const ROUND_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval at which a shard rechecks what it waits for.
+/// Interval at which a shard rechecks what it is waiting for.
 pub(crate) const RECHECK: Duration = Duration::from_millis(1);
 /// Last round of a shard without a bridge, which has no connections to check.
 const ABSENT: u64 = u64::MAX;
@@ -50,7 +50,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Creates a group of `shards` shards. `wake` schedules a turn of another shard's bridge.
+    /// Creates a group of `shards` shards. `wake` schedules another shard's bridge to run.
     pub fn new(shards: usize, wake: impl Fn(usize) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             orphans: Orphans::default(),
@@ -66,7 +66,7 @@ impl Group {
         self.orphans.len()
     }
 
-    /// Schedules a turn of another shard's bridge.
+    /// Schedules another shard's bridge to run.
     pub(crate) fn wake(&self, shard: usize) {
         (self.wake)(shard);
     }

@@ -2,11 +2,11 @@
 //!
 //! Map of the crate, in the order in which a request passes through it:
 //! - `listener`: the socket that clients connect to; connections are distributed over shards.
-//! - `starttls`: TLS for the clients of a TCP port, on threads in front of everything else.
+//! - `starttls`: TLS for the clients on a TCP port, on threads in front of everything else.
 //! - `conn`: one connection on one shard; `shared` with `buffers` and `requests` holds what the
 //!   connections of a shard share, `buffer_pool` what the bridges of a shard share.
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
-//! - `bridge`: a shard's connections, requests and device; `config` has its limits.
+//! - `bridge`: a shard's connections, requests and device; `config` holds its limits.
 //! - `group`: state shared by the shards of a device: orphaned writes of closed connections, and
 //!   the order of changes to parts of blocks, which `cut` finds in a request.
 //! - `kernel`: the same shards behind a kernel block device, /dev/nbdX.

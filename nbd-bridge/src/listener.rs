@@ -20,7 +20,7 @@ use crate::send_buffer;
 use crate::starttls::Relays;
 
 /// Pause after the first accept that failed for lack of descriptors or memory; doubled after each
-/// further one, up to `RETRY_MAX`.
+/// further failure, up to `RETRY_MAX`.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -49,8 +49,8 @@ impl Endpoint {
 }
 
 /// Returns an address at which other hosts can reach a port that listens on all addresses: the
-/// address that this host uses towards its default gateway, or a loopback address without a
-/// gateway. Sends no packets.
+/// address that this host uses towards its default gateway, or a loopback address if it has none.
+/// Sends no packets.
 fn reachable(address: SocketAddr) -> SocketAddr {
     // Documentation networks (RFC 5737 and RFC 3849), which are routed to the default gateway.
     const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -109,7 +109,7 @@ impl Bound {
     /// Binds and listens. A unix socket on which no process listens anymore is replaced.
     ///
     /// # Errors
-    /// The system's error; `AddrInUse` when another process listens there, `AlreadyExists` when the
+    /// The system's error; `AddrInUse` if another process listens there, `AlreadyExists` if the
     /// path is not a socket.
     pub fn new(endpoint: &Endpoint) -> io::Result<Self> {
         match endpoint {
@@ -135,13 +135,13 @@ impl Bound {
         Ok(Self { socket, endpoint: endpoint.clone(), file: None, relays: None })
     }
 
-    /// Offers TLS to the clients of a TCP port.
+    /// Offers TLS to clients on a TCP port.
     #[must_use]
     pub fn offering(self, relays: Arc<Relays>) -> Self {
         Self { relays: Some(relays), ..self }
     }
 
-    /// Returns the relays of TLS clients, if TLS is offered.
+    /// Returns the relays for TLS clients, if TLS is offered.
     pub fn relays(&self) -> Option<Arc<Relays>> {
         self.relays.clone()
     }

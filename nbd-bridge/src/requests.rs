@@ -25,7 +25,7 @@ pub(crate) struct Requests {
     reserved: usize,
 }
 
-/// Divisor: a quarter of the rows is reserved for the connections, in equal parts.
+/// Divisor: a quarter of the rows is reserved for connections, in equal shares.
 const RESERVED_PART: usize = 4;
 
 impl Requests {
@@ -42,8 +42,8 @@ impl Requests {
     }
 
     /// Allocates a cleared row for a connection that holds `rows` rows. Beyond its reserve, a
-    /// connection may hold at most as many rows as are free for all, so that clients that do not
-    /// read their replies leave room for others.
+    /// connection may hold at most as many rows as are free for everyone, so that clients that do
+    /// not read their replies leave room for others.
     pub(crate) fn take(&mut self, rows: usize) -> Option<u32> {
         let within = rows < self.reserve;
         if !within && rows.max(1) > self.free.len().saturating_sub(self.reserved) {
@@ -85,7 +85,7 @@ impl Requests {
         (0..).zip(&self.rows).filter(|(_, row)| open(row)).map(|(index, _)| index).collect()
     }
 
-    /// Returns changes of whole blocks that are at the device or about to be submitted.
+    /// Returns changes to whole blocks that are at the device or about to be submitted.
     pub(crate) fn in_flight(&mut self) -> impl Iterator<Item = (u32, &mut NbdRow)> {
         (0..).zip(&mut self.rows).filter(|(_, row)| row.is_changing())
     }

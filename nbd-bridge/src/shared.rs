@@ -9,8 +9,8 @@
 //! then on. Changes to parts of blocks are serialized with overlapping requests (`fragments`).
 //!
 //! This file passes rows from one part to the next: `orphaned_writes`, `turns` and `device_queue`
-//! each own the rows that wait in them. Called by connections and by the shard's turn in `bridge`.
-//! After startup, memory is allocated only when a client disconnects or the device gives up on IO.
+//! each own the rows that wait in them. Connections and the shard's turn in `bridge` call it. After
+//! startup, memory is allocated only when a client disconnects or the device gives up on IO.
 
 mod device_queue;
 mod first_reader;
@@ -99,7 +99,7 @@ impl Shared {
         self.terms.export(self.queue.geometry())
     }
 
-    /// Switches to memory from a different pool. Returns true when such memory is available.
+    /// Switches to memory from a different pool. Returns true if such memory is available.
     pub(crate) fn move_on(&mut self) -> bool {
         let share = self.buffers.another_share().and_then(|share| {
             let device = self.queue.device_mut();
@@ -153,7 +153,7 @@ impl Shared {
         false
     }
 
-    /// Drops the data of a finished read, which is to be reread. Returns false if the row holds
+    /// Drops the data of a finished read, which will be read again. Returns false if the row holds
     /// no such data.
     pub(crate) fn drop_data(&mut self, row: u32, memory: &mut ReadMemory) -> bool {
         let entry = self.requests.row(row);
@@ -179,7 +179,7 @@ impl Shared {
             // More of the payload has arrived.
             return;
         }
-        // IO that took too long may have ended in the meantime; then the rest is submitted.
+        // IO that took too long may have ended in the meantime; in that case, submit the rest.
         let noted = entry.reply.late() == Late::Noted;
         if noted && entry.progress.is_complete() && entry.is_at_device() {
             return self.give_up(row);
@@ -196,8 +196,8 @@ impl Shared {
         !self.orphaned_writes.deferred().is_empty() || !self.turns.waiting().is_empty()
     }
 
-    /// Submits deferred rows whose bytes no orphaned write can change anymore. Returns true if
-    /// there were any.
+    /// Submits deferred rows whose bytes can no longer be changed by an orphaned write. Returns
+    /// true if there were any.
     pub(crate) fn release_deferred(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
         while let Some(index) = self.orphaned_writes.release(&mut at, &mut self.requests) {
@@ -353,7 +353,7 @@ impl Shared {
         }
     }
 
-    /// Frees a row and its memory, for a connection that holds `rows` rows. Returns false when the
+    /// Frees a row and its memory, for a connection that holds `rows` rows. Returns false if the
     /// row must stay.
     #[must_use]
     pub(crate) fn free_row(&mut self, row: u32, rows: usize, memory: &mut ReadMemory) -> bool {

@@ -17,9 +17,9 @@ pub enum ErrorKind {
     Config,
     /// Unreadable configuration file.
     ConfigFile,
-    /// Node that cannot be started or is not running.
+    /// Node that cannot start or is not running.
     Node,
-    /// Socket path in use, or directory owned by another user.
+    /// Socket path that is in use, or directory owned by another user.
     InUse,
     /// Messages that were lost, late, out of order or altered.
     Messages,
@@ -44,7 +44,7 @@ impl ErrorClass for ErrorKind {
     }
 }
 
-/// Returns a function that adds the failed operation to an error, for `map_err`.
+/// Returns a function that adds the failed operation to an error, for use in `map_err`.
 pub(crate) fn failed<E: StdError + Send + Sync + 'static>(
     kind: ErrorKind,
     what: impl Into<String>,
@@ -52,7 +52,7 @@ pub(crate) fn failed<E: StdError + Send + Sync + 'static>(
     move |source| Error::with_source(kind, what, source)
 }
 
-/// Returns a function that gives an error this kind and the text of its cause, for `map_err`.
+/// Returns a function that converts an error to this kind, with its text, for use in `map_err`.
 pub(crate) fn as_kind<E: StdError>(kind: ErrorKind) -> impl FnOnce(E) -> Error {
     move |error| Error::new(kind, error.to_string())
 }

@@ -9,12 +9,12 @@ use rtrs_base::time::{Duration, Instant};
 use crate::proto::{Config, LinkId, Node, Order, Received};
 use crate::wire::{Decoder, Step};
 
-/// Memory limits small enough to be reached by an input of 4096 bytes.
+/// Memory limits small enough for an input of 4096 bytes to reach them.
 const PORT_MEMORY: usize = 1500;
 const PEER_MEMORY: usize = 2500;
 const MEMORY: usize = 4000;
 
-/// A message without its times, which depend on the split: sender, port and payload.
+/// A message's sender, port and payload, without the times, which depend on the split.
 type Content = (IpAddr, u16, Vec<u8>);
 
 /// A node with two sockets, one of which is read immediately, and an established connection.
@@ -39,7 +39,7 @@ impl Target {
         Self { node, link, now: Instant::ZERO, received: Vec::new(), sent: Vec::new() }
     }
 
-    /// Passes bytes to the node, and writes all pending output. Returns false if the connection was
+    /// Passes bytes to the node and writes all pending output. Returns false if the connection was
     /// closed.
     fn feed(&mut self, bytes: &[u8]) -> bool {
         self.now = self.now + Duration::from_millis(1);
@@ -83,7 +83,7 @@ impl Target {
     }
 
     /// Feeds all input in pieces. Returns the messages that users received, and whether the
-    /// connection survives.
+    /// connection survived.
     fn run(mut self, input: &[u8], piece: usize) -> (Vec<Content>, bool) {
         let lasts = input.chunks(piece.max(1)).all(|bytes| self.feed(bytes));
         let mut decoder = Decoder::default();
@@ -96,8 +96,8 @@ impl Target {
     }
 }
 
-/// Feeds a peer's stream to a node. The first byte selects how the rest is split, which must not
-/// matter to users who read immediately.
+/// Feeds a peer's stream to a node. The first byte selects how the rest is split, which must make
+/// no difference to users that read immediately.
 #[doc(hidden)]
 pub fn fuzz_stream(data: &[u8]) {
     let Some((&piece, input)) = data.split_first() else { return };
@@ -125,7 +125,7 @@ mod tests {
         let mut files = 0;
         for entry in fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
             let path = entry.unwrap().path();
-            // Shown only when the body panics.
+            // Shown only if the body panics.
             println!("{}", path.display());
             let bytes = fs::read(&path).unwrap();
             fuzz_stream(&bytes);

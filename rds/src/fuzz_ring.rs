@@ -1,4 +1,4 @@
-//! Body of the fuzz target `rds_ring`: nothing that a program writes to its rings breaks the node.
+//! Body of the fuzz target `rds_ring`: nothing a program writes to its rings may break the node.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -10,13 +10,12 @@ use crate::channel::{
     Flow, LONG_LEN, NodeFlow, PACKET_LEN, Packet, PacketKind, RING_LEN, RING_MESSAGE_MAX,
 };
 
-/// Length of the part of the memory that may be overwritten: counters, words and the first
-/// messages.
+/// Length of the part of memory that may be overwritten: counters, words and the first messages.
 const SPOILED_LEN: u64 = 2048;
 /// Offset of the ring for messages to the program.
 const SECOND_AT: u64 = 640 + RING_LEN as u64;
 
-/// The program and the node at the ends of their rings.
+/// The program and the node, at the two ends of their rings.
 struct Ends {
     node: NodeFlow,
     program: Flow,
@@ -55,7 +54,7 @@ impl Ends {
         if is_written {
             self.delivered.push_back(len);
         }
-        // As the node does.
+        // The node does the same.
         self.ensure_token();
         self.node.outgoing.publish();
         self.ensure_token();
@@ -89,7 +88,7 @@ impl Ends {
         if let Some((bytes, _)) = &taken {
             assert!(bytes.len() <= RING_LEN + LONG_LEN);
         }
-        // As programs do.
+        // Programs do the same.
         let number = ring.newest_token();
         let is_last = taken.as_ref().is_some_and(|(_, taken)| taken.is_last);
         if is_last && ring.claim_tokens(number) {
@@ -146,7 +145,7 @@ impl Ends {
 }
 
 /// Runs steps of at least five bytes: one byte selects the action, two are a number, and two are a
-/// length: that of the bytes that follow, if the action overwrites memory.
+/// length: if the action overwrites memory, that of the bytes that follow.
 #[doc(hidden)]
 pub fn fuzz_ring(mut data: &[u8]) {
     let mut ends = Ends::new();
@@ -162,7 +161,7 @@ pub fn fuzz_ring(mut data: &[u8]) {
             }
             // A head index near the messages, which random bytes rarely produce.
             2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
-            // Four times, so that some are long.
+            // Multiplied by four, so that some are long.
             3 => ends.deliver(4 * usize::from(number)),
             4 => ends.take(),
             5 => {

@@ -1,4 +1,4 @@
-//! Every setting of `rds node`, declared once: flag, key of the YAML file, default, help.
+//! Every setting of `rds node`, declared once, with its flag, YAML key, default and help.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -51,7 +51,7 @@ impl FromStr for NodeAddress {
 }
 
 impl NodeAddress {
-    /// Returns the reason why no node can have an address.
+    /// Returns the reason why no node can have this address, if there is one.
     pub(crate) fn problem(address: IpAddr) -> Option<&'static str> {
         let is_broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
         if address.is_unspecified() || address.is_multicast() || is_broadcast {
@@ -204,7 +204,7 @@ impl Settings {
     /// Converts the settings into the options of a node with this address.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for settings that do not fit together.
+    /// [`ErrorKind::Usage`] for settings that conflict.
     pub fn options(&self, address: IpAddr) -> Result<NodeOptions, Error> {
         self.check_sizes_and_times()?;
         let tuning = Tuning::default();
@@ -249,11 +249,11 @@ impl Settings {
         ]
     }
 
-    /// Returns the settings with these changes, by name.
+    /// Returns the settings with these changes (values by name) applied.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for a setting that cannot change, an invalid value, and settings that
-    /// do not fit together.
+    /// [`ErrorKind::Usage`] for a setting that cannot change, an invalid value, or settings that
+    /// conflict.
     pub(crate) fn changed(&self, changes: &BTreeMap<String, String>) -> Result<Self, Error> {
         struct Change<'a>(&'a BTreeMap<String, String>, Result<(), String>);
         impl Visitor for Change<'_> {
@@ -281,7 +281,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Checks that sizes and times fit together.
+    /// Checks that sizes and times are consistent.
     fn check_sizes_and_times(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::new(ErrorKind::Usage, text));
         for (name, size) in [("sndbuf", self.sndbuf), ("rcvbuf", self.rcvbuf)] {
@@ -297,7 +297,7 @@ impl Settings {
                 return refuse(format!("{name} {size} is out of range; use up to 1G"));
             }
         }
-        // Users count in 32 bits how much of a buffer is used.
+        // Users keep the used size of a buffer in 32 bits.
         if bytes(self.buffer_max) > 1 << 30 {
             let size = self.buffer_max;
             return refuse(format!("buffer-max {size} is out of range; use up to 1G"));

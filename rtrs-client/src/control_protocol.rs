@@ -33,10 +33,10 @@ pub(crate) enum Request {
     },
     /// Report all metrics; reply: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
-    /// Detach this socket's volume, and end the session with its last one. Reply, when that is
+    /// Detach this socket's volume, and end the session with its last one. Reply, once that is
     /// done: [`Detached`].
     Detach {
-        /// Time for requests in flight, in milliseconds.
+        /// Time allowed for requests in flight, in milliseconds.
         within_ms: u64,
         /// Whether to cut NBD clients' connections, as older commands, which omit this, expect.
         #[serde(default = "force_default")]
@@ -44,8 +44,7 @@ pub(crate) enum Request {
     },
     /// Attach another volume in the same session. Reply, once it is served: [`Attached`].
     VolumeAdd {
-        /// Name of the volume on this host, and of its export unless the settings name a different
-        /// one.
+        /// Name of the volume on this host, and of its export unless the settings specify another.
         name: String,
         /// The volume's own settings by name, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -68,7 +67,7 @@ pub(crate) enum Request {
     PathSwitch,
     /// Report the settings; reply: [`SettingValues`](rtrs_core::settings::SettingValues).
     Get,
-    /// Change settings, all or none; reply: [`Changed`].
+    /// Change all of these settings, or none; reply: [`Changed`].
     Set {
         /// New values by name, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -85,7 +84,7 @@ pub(crate) enum Request {
 pub(crate) struct Leave {
     /// Name of the path, as in listings.
     pub(crate) path: String,
-    /// Time for requests in flight, in milliseconds; afterwards they move to other paths.
+    /// Time allowed for requests in flight, in milliseconds; after that they move to other paths.
     #[serde(default = "within_ms_default")]
     pub(crate) within_ms: u64,
     /// Whether to close the path even if it is the last one.
@@ -147,12 +146,12 @@ choices! {
 }
 
 impl SessionState {
-    /// Whether the session was open and has no connected path.
+    /// Whether the session has been open but now has no connected path.
     fn is_without_path(self) -> bool {
         matches!(self, Self::NoPath | Self::Failed | Self::IdentityMismatch)
     }
 
-    /// Remedy for a session that serves no IO and in which no IO waits; None for other states.
+    /// Remedy for a session that serves no IO and has no IO waiting; None for other states.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Connecting | Self::Open | Self::Degraded | Self::Detaching => None,
@@ -176,13 +175,13 @@ impl SessionState {
 pub(crate) struct Status {
     /// Name of the volume on this host.
     pub(crate) name: String,
-    /// Name of the export at the server.
+    /// Name of the export on the server.
     pub(crate) export: String,
-    /// Session name at the server.
+    /// Session name on the server.
     pub(crate) session: String,
-    /// Session ID at the server.
+    /// Session ID on the server.
     pub(crate) session_id: String,
-    /// Volumes of the session; the one attached longest comes first.
+    /// Volumes of the session, starting with the one attached first.
     #[serde(default)]
     pub(crate) volumes: Vec<String>,
     /// Name of the volume whose log contains the session's messages.
@@ -190,11 +189,11 @@ pub(crate) struct Status {
     pub(crate) log: String,
     /// State of the session.
     pub(crate) state: SessionState,
-    /// Reason for the state, where the paths do not explain it.
+    /// Reason for the state, if the paths do not explain it.
     #[serde(default)]
     pub(crate) reason: Option<String>,
-    /// Remaining time until IO fails for lack of a path, in milliseconds; None if IO waits without
-    /// limit.
+    /// Remaining time until IO fails for lack of a path, in milliseconds; None if IO waits
+    /// indefinitely.
     #[serde(default)]
     pub(crate) no_path_left_ms: Option<u64>,
     /// Whether IO fails.
@@ -208,7 +207,7 @@ pub(crate) struct Status {
     pub(crate) uri: Option<String>,
     /// Block device, once it is connected.
     pub(crate) device: Option<String>,
-    /// Process of the session.
+    /// Process ID of the session.
     pub(crate) pid: u32,
     /// Version of the process; None from versions that do not report it.
     #[serde(default)]
@@ -233,9 +232,9 @@ pub(crate) struct Status {
     /// Treatment of a request that takes too long on a working path.
     #[serde(default)]
     pub(crate) slow_io: SlowIo,
-    /// Server and export that the volume is bound to.
+    /// Server and export to which the volume is bound.
     pub(crate) identity: Option<Identity>,
-    /// Whether the content of the export is lost when its server's process ends.
+    /// Whether the export's contents are lost when its server exits.
     #[serde(default)]
     pub(crate) memory: bool,
     /// Oldest waiting IO.
@@ -278,7 +277,7 @@ impl Status {
         (paths.iter().filter(|path| path.is_connected()).count(), paths.len())
     }
 
-    /// Effect of the state on IO, and its reason; None if the state says everything.
+    /// Effect of the state on IO, and its reason; None if the state needs no explanation.
     pub(crate) fn state_detail(&self) -> Option<String> {
         let io = match (self.state, self.no_path_left_ms) {
             (SessionState::Degraded, _) => {
@@ -315,7 +314,7 @@ impl Status {
         }
     }
 
-    /// Reason why only a new session can serve IO again; None if this session, whose IO waits, may.
+    /// Reason why only a new session can serve IO again; None if this session may do so.
     pub(crate) fn needs_new_session(&self) -> Option<&'static str> {
         match self.state {
             SessionState::Evicted => Some("the server evicted it"),
@@ -380,7 +379,7 @@ pub(crate) struct SlowRequests {
 pub(crate) struct IoErrors {
     /// Number of failed IOs.
     pub(crate) count: u64,
-    /// Number of failed flushes that succeeded at the server but reported lost writes.
+    /// Number of failed flushes that succeeded on the server but reported lost writes.
     #[serde(default)]
     pub(crate) lost_writes: u64,
     /// Last failed IO that was not such a flush.
@@ -407,7 +406,7 @@ pub(crate) struct IoError {
 /// Path of a session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PathInfo {
-    /// Name as the user wrote it.
+    /// Name, as entered by the user.
     pub(crate) path: String,
     /// Transport: `tcp` or `rdma`.
     pub(crate) transport: String,
@@ -431,7 +430,7 @@ pub(crate) struct PathInfo {
     pub(crate) silence_max_ms: Option<u64>,
     /// Heartbeats sent by this end.
     pub(crate) heartbeats: Heartbeats,
-    /// Number of impossible states that ended the path; each is a bug of this client.
+    /// Number of impossible states that ended the path; each is a bug in this client.
     #[serde(default)]
     pub(crate) internal_errors: u64,
     /// Last error that ended the path or an attempt, even if the path has reconnected since.
@@ -445,7 +444,8 @@ pub(crate) struct PathInfo {
     /// Reason why the connected path does not serve this volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
-    /// Whether that reason, or else the reason for the last end, is a different server or export.
+    /// Whether that reason, or else the reason why the path last ended, is a different server or
+    /// export.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) mismatch: bool,
     /// Whether the path is excluded because it is far slower than others.
@@ -502,7 +502,7 @@ impl PathInfo {
 pub(crate) struct Heartbeats {
     /// Heartbeats sent.
     pub(crate) sent: u64,
-    /// Periods after a heartbeat in which nothing came from the server.
+    /// Periods after a heartbeat in which nothing was received from the server.
     pub(crate) missed: u64,
 }
 
@@ -511,7 +511,7 @@ pub(crate) struct Heartbeats {
 pub(crate) struct Attached {
     /// Name of the volume on this host.
     pub(crate) name: String,
-    /// Name of the export at the server.
+    /// Name of the export on the server.
     pub(crate) export: String,
     /// Block device, if the volume is served as one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -528,9 +528,9 @@ pub(crate) struct Attached {
     /// Whether the volume is read-only because the server refused to open it for writing.
     #[serde(default)]
     pub(crate) read_only_fallback: bool,
-    /// Server and export that the volume is bound to.
+    /// Server and export to which the volume is bound.
     pub(crate) identity: Option<Identity>,
-    /// Process of the session.
+    /// Process ID of the session.
     pub(crate) pid: u32,
     /// Files that the next process will lack because they could not be written, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -544,7 +544,7 @@ pub(crate) struct Attached {
 pub(crate) struct NotAttached {
     /// Name of the volume on this host.
     pub(crate) name: String,
-    /// Name of the export at the server.
+    /// Name of the export on the server.
     pub(crate) export: String,
     /// Reason for the failure.
     pub(crate) error: String,
@@ -562,14 +562,14 @@ pub(crate) struct Stats {
     /// Histogram of these times, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) times: Option<Vec<Bucket>>,
-    /// Breakdown of the time of requests, over all paths.
+    /// Breakdown of request times, over all paths.
     #[serde(default)]
     pub(crate) parts_us: Vec<PartTimes>,
     /// Counters by path.
     pub(crate) paths: Vec<PathStats>,
     /// Counters by shard.
     pub(crate) cores: Vec<ShardStats>,
-    /// Counters of all transports together.
+    /// Combined counters of all transports.
     pub(crate) fabric: FabricCounters,
     /// Counters by transport.
     pub(crate) transports: BTreeMap<String, FabricCounters>,

@@ -1,8 +1,8 @@
 //! Volumes that a program uses within its own process; the crate `rtrs` is their public interface.
 //!
 //! Each volume has its own session, with the same engine, shards and front-end trait as an attached
-//! volume. Its front ends are queues (`frontend/queue.rs`). There is no control socket, no signal
-//! handler and no log other than the program's.
+//! volume. Its front ends are queues (`frontend/queue.rs`). There is no control socket or signal
+//! handler, and no log other than the program's.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,14 +30,14 @@ pub use crate::frontend::queue::{Outcome, Pieces, QueueUser, Submission};
 pub use crate::plan::{EMBED_DEPTH_MAX, EmbedOptions, EmbedPlan, VolumeUri};
 use crate::stats::{OpCount, PathCount};
 
-/// Maximum number of events that wait for their reader; beyond that the oldest is dropped.
+/// Maximum number of unread events; beyond that, the oldest is dropped.
 pub const EVENTS_MAX: usize = 256;
 /// Maximum time allowed for requests in flight when a session ends.
 const GRACE_MAX: Duration = Duration::from_secs(3600);
 /// Time that ending a session may take in addition to the grace period for its requests.
 const END_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Change of an open volume.
+/// Change to an open volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeEvent {
     /// The volume has a new size, in bytes.
@@ -58,7 +58,7 @@ pub enum VolumeEvent {
 /// End of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// All shards have ended; this number of requests had not finished in time.
+    /// All shards have ended; this number of requests did not finish in time.
     Done(usize),
     /// A shard has failed.
     ShardFailed,
@@ -70,7 +70,7 @@ struct Listed {
     end: Option<End>,
 }
 
-/// Events that wait for their reader.
+/// Unread events.
 #[derive(Debug, Default)]
 struct EventList {
     listed: Mutex<Listed>,
@@ -111,7 +111,7 @@ impl EventList {
     }
 }
 
-/// Adds events for the geometry changes that users have to know about.
+/// Adds events for the geometry changes that users need to know about.
 fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     if before.size != now.size {
         events.add(VolumeEvent::Resized(now.size));
@@ -121,7 +121,7 @@ fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     }
 }
 
-/// Number of connected paths and of all paths, as known to shard 0.
+/// Numbers of connected paths and of all paths, as known to shard 0.
 fn count_paths(shards: &ShardHandle) -> Option<(usize, usize)> {
     let reports = shards.reports(Reported::None);
     let paths = control(&reports)?.engine.paths.as_ref()?;
@@ -169,7 +169,7 @@ fn follow(inbox: &mpsc::Receiver<Wake>, shards: &ShardHandle, events: &EventList
 pub struct PathReport {
     /// Path as configured.
     pub name: String,
-    /// Name of the state, as in listings of a session.
+    /// Name of the state, as in session listings.
     pub state: String,
     /// Whether the path is connected.
     pub connected: bool,
@@ -210,8 +210,8 @@ impl EmbeddedVolume {
     ///
     /// # Errors
     /// [`ErrorKind::Path`](crate::ErrorKind::Path) if no path opens the volume, with the reasons;
-    /// [`ErrorKind::System`](crate::ErrorKind::System) if the system refuses threads, descriptors
-    /// or rings.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the system cannot provide threads,
+    /// descriptors or rings.
     pub fn open(plan: &EmbedPlan) -> Result<(Self, Vec<QueueUser>), Error> {
         plan.session.check()?;
         plan.session.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -305,12 +305,12 @@ impl EmbeddedVolume {
         })
     }
 
-    /// Registers memory with all paths, including later connections. Requests with one piece of
-    /// this memory use it in place, also over RDMA.
+    /// Registers memory with all paths, including later connections. Requests with a single piece
+    /// of this memory use it in place, even over RDMA.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) if the system or a device refuses, or
-    /// a shard does not answer in time. Then the memory is not registered.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the system or a device refuses, or a
+    /// shard does not answer in time. The memory is then not registered.
     pub fn register_memory(&self, region: &Arc<Region>) -> Result<(), Error> {
         let device = DeviceIndex::FIRST;
         let registered = self.shards.change_memory(device, region, MemoryChangeKind::Register);
@@ -320,8 +320,8 @@ impl EmbeddedVolume {
         })
     }
 
-    /// Ends the registration of memory when no request in flight uses it. Returns false if that
-    /// takes more than 10 s; the registration then ends later.
+    /// Deregisters memory once no request in flight uses it. Returns false if that takes more than
+    /// 10 s; the memory is then deregistered later.
     pub fn unregister_memory(&self, region: &Arc<Region>) -> bool {
         let device = DeviceIndex::FIRST;
         let is_done =
@@ -331,7 +331,7 @@ impl EmbeddedVolume {
 
     /// Ends the session: requests in flight finish within `grace`, at most an hour, and the rest
     /// then fail. Takes at most 20 s longer than `grace`. Returns the number of requests that did
-    /// not finish in time; 0 if the session was closed before.
+    /// not finish in time; 0 if the session was already closed.
     pub fn close(&mut self, grace: Duration) -> usize {
         let Some(running) = self.running.get_mut().take() else { return 0 };
         let (begin, grace) = (Instant::now(), grace.min(GRACE_MAX));

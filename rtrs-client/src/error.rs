@@ -1,7 +1,7 @@
 //! Errors that end a command of the client.
 //!
-//! This module owns [`ErrorKind`], which determines the exit code of the binary. The error itself,
-//! with its text and its chain of causes, is [`CommandError`].
+//! This module defines [`ErrorKind`], which determines the exit code of the binary. The error
+//! itself, with its text and its chain of causes, is [`CommandError`].
 
 use std::io;
 
@@ -51,15 +51,15 @@ pub enum ErrorKind {
     ConfigFile,
     /// A socket path that is in use, or a run directory that other users own or can write to.
     InUse,
-    /// A path whose host has no address, or that cannot be connected.
+    /// A path whose host has no address, or that cannot connect.
     Path,
     /// A session name that no session has.
     NotAttached,
     /// IO was still running at the time limit.
     Abandoned,
-    /// The running sessions differ from a file.
+    /// The running sessions differ from those in a file.
     Differs,
-    /// The running sessions could not be compared with a file: exit code 2.
+    /// The running sessions could not be compared with those in a file: exit code 2.
     NotCompared,
     /// Two volumes or files have different contents.
     Unequal,
@@ -109,7 +109,7 @@ pub(crate) fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-/// Adds a description to a system error, for `map_err`.
+/// Adds a description to a system error, for use in `map_err`.
 pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::System, what, source)
 }

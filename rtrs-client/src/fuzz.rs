@@ -1,14 +1,14 @@
 //! Body of the fuzz target `client_paths`.
 //!
-//! The input is a small program: the actions of a server that follows no rule of the protocol, and
-//! the concurrent requests of the device's users. The server answers correctly unless the program
-//! says otherwise. The program can make it send invalid accepts, INFO_RSP and OPEN_RSP, arbitrary
-//! bytes and immediates, write to any client memory that it was ever given, withhold answers,
-//! repeat them, drop connections and fall silent. The client is that of the daemon, on one or two
-//! shards of the simulated fabric. The target fails on a panic, when the client does not become
-//! idle, when its tables are inconsistent, when an IO completes twice or never, and when a detached
-//! session does not end or leaves memory registered. The fuzz crate runs it on new inputs, the
-//! tests on the corpus.
+//! The input is a small program: the actions of a server that follows none of the protocol's rules,
+//! and the concurrent requests of the device's users. The server answers correctly unless the
+//! program says otherwise. The program can make it send invalid accepts, INFO_RSP and OPEN_RSP,
+//! arbitrary bytes and immediates, write to any client memory that it was ever given access to,
+//! withhold answers, repeat them, drop connections and fall silent. The client is that of the
+//! daemon, on one or two shards of the simulated fabric. The target fails on a panic, if the client
+//! does not become idle, if its tables are inconsistent, if an IO completes twice or never, or if a
+//! detached session does not end or leaves memory registered. The fuzz crate runs it on new inputs,
+//! and the tests on the corpus.
 
 mod answers;
 mod input;
@@ -58,7 +58,7 @@ const SEND_LEN: usize = 64 << 10;
 const INFO_AT: usize = SEND_AT + SEND_LEN;
 const MEMORY: usize = INFO_AT + CONNS_MAX * 512;
 const RECVS: u64 = 32;
-/// Size of the IO buffers on each of the client's shards, in pieces of the largest IO.
+/// Size of the IO buffers on each of the client's shards: 16 times the largest IO.
 const BUFFERS: usize = 16 * MAX_IO as usize;
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
@@ -78,11 +78,11 @@ struct Conn {
     qp: QpNum,
     slot: usize,
     facts: ProofFacts,
-    /// Pending proof of the client.
+    /// Pending proof from the client.
     asked: Option<Asked>,
 }
 
-/// Request that the server has taken.
+/// Request that the server has received.
 #[derive(Clone, Copy)]
 struct Taken {
     qp: QpNum,
@@ -627,7 +627,7 @@ impl Server {
         let _ = self.fabric.post_send(self.conns[at].qp, wr);
     }
 
-    /// Copies bytes for sending to memory that is not reused soon.
+    /// Copies bytes to be sent into memory that will not be reused soon.
     fn bytes(&mut self, bytes: &[u8]) -> SgeList {
         if bytes.is_empty() {
             return SgeList::EMPTY;
@@ -651,7 +651,7 @@ impl Server {
         self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, SgeList::EMPTY);
     }
 
-    /// Writes near the start of the last writable range from the client.
+    /// Writes near the start of the last writable range that the client provided.
     fn write_back(&mut self, conn: usize, offset: u64, bytes: &[u8]) {
         let Some(at) = conn.checked_rem(self.conns.len()) else { return };
         let Some(desc) = self.descs.get(&self.conns[at].qp).copied() else { return };
@@ -674,12 +674,12 @@ impl Server {
 /// Runs a server program against a client.
 ///
 /// # Panics
-/// Panics when the client misbehaves.
+/// Panics if the client misbehaves.
 #[doc(hidden)]
 pub fn fuzz_paths(data: &[u8]) {
     let mut input = Input(data);
     let Some(mut rig) = input.byte().and_then(Rig::new) else { return };
-    // Invalid first accepts come before this, those during a session after it.
+    // Invalid first accepts come before this, and those during a session after it.
     if input.byte().is_none_or(|first| first & 1 == 0) {
         rig.pass(Duration::from_millis(50));
     }

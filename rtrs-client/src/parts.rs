@@ -1,8 +1,8 @@
 //! Breakdown of IO times into parts, counted per path.
 //!
 //! An IO is counted once for each request that carries it. A repeated request is counted for its
-//! last attempt: all earlier time counts as queueing at the client. The parts of a request add up
-//! to the time from the submission of its IO to its answer, whatever the server reports.
+//! last attempt; all time before that counts as queueing at the client. The parts of a request add
+//! up to the time from the submission of its IO to its answer, whatever the server reports.
 
 use rtrs_core::choices;
 use rtrs_core::metrics::FineTimes;
@@ -42,9 +42,9 @@ pub(crate) struct ServerTimes {
 /// Times of an answered request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestTimes {
-    /// From the submission of the IO until the request was sent.
+    /// Time from the submission of the IO until the request was sent.
     pub(crate) queued: Duration,
-    /// From sending the request to its answer.
+    /// Time from the sending of the request to its answer.
     pub(crate) round_trip: Duration,
     /// Part of the round trip that the server reports.
     pub(crate) server: Option<ServerTimes>,
@@ -69,12 +69,12 @@ impl Parts {
         network.record(round_trip - at_backend - at_server);
     }
 
-    /// Adds the times of a different shard or path.
+    /// Adds the times of another shard or path.
     pub(crate) fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| mine.add(theirs));
     }
 
-    /// Returns the parts that have recorded times.
+    /// Returns the parts for which times were recorded.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Part, &FineTimes)> {
         Part::ALL.into_iter().zip(&self.0).filter(|(_, times)| times.count() > 0)
     }

@@ -1,7 +1,7 @@
 //! Log of a background session, `NAME.log` in the run directory.
 //!
-//! Each attach of the name appends to the log. The session's process holds a lock on the file while
-//! the file is open, so one of two simultaneous attaches is refused.
+//! Each attach of the name appends to the log. The session's process locks the file as long as it
+//! is open, so one of two simultaneous attaches is refused.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,13 +15,13 @@ use rtrs_core::local::{RunDir, open_log};
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_BACKGROUND_LOG";
 /// Environment variable with the process ID of the command that started a background daemon.
 pub(crate) const STARTER: &str = "RTRS_CLIENT_STARTER";
-/// Time for which an ending session may continue to hold its log.
+/// Maximum time for which an ending session may still hold its log.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Size beyond which the next attach renames a log to `NAME.log.old`.
 const BYTES_MAX: u64 = 4 << 20;
 /// Time for which the log of a failed attach is kept.
 const FAILED_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// Beginning of the last line of a failed process.
+/// Beginning of the last line logged by a failed process.
 const FAILED: &str = "rtrs-client: ";
 
 /// Whether this process is a background daemon, started by the attach or apply command.
@@ -29,28 +29,28 @@ pub(crate) fn is_in_background() -> bool {
     std::env::var_os(DAEMON_LOG).is_some()
 }
 
-/// Whether the command that started this background daemon has ended, which gives the process a new
-/// parent.
+/// Whether the command that started this background daemon has ended, so that this process has a
+/// new parent.
 pub(crate) fn has_starter_ended() -> bool {
     let starter = std::env::var(STARTER).ok().and_then(|id| id.parse::<u32>().ok());
     starter.is_some_and(|starter| starter != parent_id())
 }
 
-/// Log owned by this process, until it is dropped with all its copies.
+/// Log owned by this process until it and all its copies are dropped.
 #[derive(Debug)]
 pub(crate) struct SessionLog {
     path: PathBuf,
     file: File,
-    /// Position at which this attach begins.
+    /// Position at which this attach's lines begin.
     begin: u64,
 }
 
 /// Reason why a log cannot be opened.
 #[derive(Debug)]
 pub(crate) enum LogError<E> {
-    /// A different process holds the log: the name is being attached or detached.
+    /// Another process holds the log: the name is being attached or detached.
     Busy,
-    /// A different process holds the log, for this reason.
+    /// Another process holds the log, for this reason.
     Taken(E),
     /// System error.
     System(io::Error),
@@ -62,8 +62,8 @@ pub(crate) fn path_of(run_dir: &RunDir, name: &str) -> PathBuf {
 }
 
 impl SessionLog {
-    /// Opens and locks the log. A different process that holds the log may be about to end, so this
-    /// waits for a short time, unless `is_free` objects.
+    /// Opens and locks the log. Another process that holds the log may be about to end, so this
+    /// waits briefly, unless `is_free` objects.
     pub(crate) fn open<E>(
         path: PathBuf,
         is_free: impl Fn() -> Result<(), E>,
@@ -123,12 +123,12 @@ pub(crate) fn remove_failed(run_dir: &Path, now: SystemTime) {
     }
 }
 
-/// Whether no process holds the log, and its last line is an error.
+/// Whether no process holds the log and its last line is an error.
 fn has_failed(path: &Path) -> bool {
     let failed = || {
         let mut log = open_log(path).ok()?;
         log.try_lock().ok()?;
-        // The file is open for appending; it is reopened for reading.
+        // The file is open for appending, so it is reopened for reading.
         let length = log.seek(SeekFrom::End(0)).ok()?;
         let mut file = File::open(path).ok()?;
         file.seek(SeekFrom::Start(length.saturating_sub(4096))).ok()?;

@@ -1,8 +1,8 @@
-//! Every setting of the client, declared once: flag, key of the YAML file, default, help.
+//! Every client setting, declared once: its flag, YAML key, default and help.
 //!
 //! Owns [`SessionSettings`], which `attach` and `bench` share, [`AttachSettings`],
-//! [`BenchSettings`], which are below the key `bench`, [`PlaceSettings`], which all commands share,
-//! and [`Settings`], the whole file. A value that is invalid on its own is refused where it is
+//! [`BenchSettings`], which are under the key `bench`, [`PlaceSettings`], which all commands share,
+//! and [`Settings`], the whole file. A value that is invalid on its own is rejected when it is
 //! read; `plan.rs` validates combinations.
 
 mod socket;
@@ -364,11 +364,11 @@ impl AttachSettings {
 pub struct Settings {
     /// Settings shared by `attach` and `bench`.
     pub session: SessionSettings,
-    /// Settings of `attach`.
+    /// Settings for `attach`.
     pub attach: AttachSettings,
-    /// Settings of all commands.
+    /// Settings for all commands.
     pub place: PlaceSettings,
-    /// Settings of `bench`.
+    /// Settings for `bench`.
     pub bench: BenchSettings,
 }
 
@@ -382,7 +382,7 @@ impl rtrs_core::settings::Settings for Settings {
 }
 
 impl Settings {
-    /// Reads the text of a configuration file, which errors call `name`. An empty text sets
+    /// Parses the text of a configuration file, which errors refer to as `name`. Empty text sets
     /// nothing.
     ///
     /// # Errors

@@ -132,7 +132,7 @@ pub struct ShardStats {
     pub paths: Vec<PathCount>,
     /// Time from a request to its answer in nanoseconds, by path.
     pub path_latency: Vec<Histogram<u64>>,
-    /// Breakdown of the time of requests, by path.
+    /// Breakdown of request times, by path.
     pub(crate) path_parts: Vec<Parts>,
     /// Breakdown for earlier paths whose slots were reused.
     earlier_parts: Parts,
@@ -142,7 +142,7 @@ pub struct ShardStats {
 pub(crate) const OP_NAMES: [&str; 6] =
     ["read", "write", "flush", "discard", "write-zeroes", "extents"];
 
-/// Name of an operation in messages and replies.
+/// Returns an operation's name in messages and replies.
 pub(crate) const fn op_name(op: IoOp) -> &'static str {
     OP_NAMES[op_index(op)]
 }
@@ -178,7 +178,7 @@ impl ShardStats {
         }
     }
 
-    /// Starts the counters of a path that was added.
+    /// Starts the counters for a path that was added.
     pub(crate) fn add_path(&mut self, path: usize) {
         let paths = self.paths.len().max(path + 1);
         self.paths.resize(paths, PathCount::default());
@@ -190,7 +190,7 @@ impl ShardStats {
         self.earlier_parts.add(&before);
     }
 
-    /// Breakdown of the time of all requests.
+    /// Breakdown of the times of all requests.
     pub(crate) fn parts(&self) -> Parts {
         let mut sum = self.earlier_parts.clone();
         self.path_parts.iter().for_each(|parts| sum.add(parts));
@@ -206,7 +206,7 @@ impl ShardStats {
         self.paths[path].bounced += 1;
     }
 
-    /// Counts a request in flight when this path died.
+    /// Counts a request that was in flight when this path died.
     pub(crate) fn request_moved(&mut self, path: usize) {
         self.paths[path].failovers += 1;
     }

@@ -1,4 +1,4 @@
-//! Certificates or keys of this client: their locations, and whether they match.
+//! This client's certificates or keys: their locations, and whether they match.
 
 use std::path::PathBuf;
 
@@ -43,7 +43,7 @@ pub struct TlsSources {
 }
 
 impl TlsSources {
-    /// Returns the certificates or keys of a session.
+    /// Returns the certificates or keys for a session.
     pub(crate) fn of(settings: &SessionSettings) -> Self {
         Self {
             dir: settings.tls_dir.clone(),
@@ -79,8 +79,8 @@ impl TlsSources {
         }
     }
 
-    /// Returns the prover of the client's identity on paths without TLS; None without certificates
-    /// or keys.
+    /// Returns the prover for the client's identity on paths without TLS; None if there are no
+    /// certificates or keys.
     ///
     /// # Errors
     /// Fails with [`ErrorKind::Path`], which names the file.

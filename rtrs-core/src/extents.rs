@@ -1,9 +1,9 @@
 //! Extents: the parts of a device's range that hold data, and the parts that are holes.
 //!
 //! An extent list is the answer to [`IoOp::Extents`](crate::block::IoOp::Extents). It has the same
-//! layout in the buffer of the IO and between server and client: a count, then the extents in order
-//! from the first byte of the range. Anything beyond the end of the list is unknown and can be
-//! requested next. Devices write lists with [`ExtentList`]; readers validate everything ([`read`]).
+//! layout in the IO's buffer and on the wire: a count, then the extents in order from the first
+//! byte of the range. Anything beyond the end of the list is unknown and can be requested
+//! separately. Devices write lists with [`ExtentList`]; readers validate everything ([`read`]).
 
 use crate::mem::MemSlice;
 
@@ -16,9 +16,9 @@ pub struct Extent {
     pub hole: bool,
 }
 
-/// Bytes before the extents: their count and four zero bytes.
+/// Length of the header before the extents: their count and four zero bytes.
 const HEAD: usize = 8;
-/// Bytes of an encoded extent: its length, with the lowest bit set for a hole. Lengths are whole
+/// Size of an encoded extent: its length, with the lowest bit set for a hole. Lengths are whole
 /// sectors.
 const ENTRY: usize = 8;
 const HOLE: u64 = 1;
@@ -37,7 +37,7 @@ pub struct ExtentList<'a> {
 }
 
 impl<'a> ExtentList<'a> {
-    /// Creates an empty list. Clears the whole buffer, which may hold older data.
+    /// Creates an empty list. Clears the whole buffer, which may hold old data.
     pub fn new(room: &'a MemSlice) -> Self {
         room.fill(0);
         Self { room, count: 0, last: None }
@@ -64,13 +64,13 @@ impl<'a> ExtentList<'a> {
     }
 }
 
-/// Writes a list in which `len` bytes hold data, for a device without holes. `len` may exceed the
-/// requested range.
+/// Writes a list in which all `len` bytes hold data, for a device without holes. `len` may exceed
+/// the requested range.
 pub fn all_data(room: &MemSlice, len: u64) {
     ExtentList::new(room).push(Extent { len, hole: false });
 }
 
-/// Returns the number of bytes that a list uses of its buffer, capped at the buffer's length.
+/// Returns the number of bytes of its buffer that a list uses, capped at the buffer's length.
 pub fn used_len(list: &MemSlice) -> usize {
     let mut count = [0; 4];
     let Some(head) = list.slice(0, count.len()) else { return list.len() };
@@ -89,8 +89,8 @@ pub fn count_in(len: usize) -> usize {
     len.min(LEN_MAX).saturating_sub(HEAD) / ENTRY
 }
 
-/// Visits the extents of a list for a range of `len` bytes, cut at the end of the range, until
-/// `visit` returns false. Returns false if the list is empty or invalid.
+/// Visits the extents of a list for a range of `len` bytes, truncated at the end of the range,
+/// until `visit` returns false. Returns false if the list is empty or invalid.
 pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) -> bool {
     let mut left = u64::from(len);
     read_all(list, |extent| {

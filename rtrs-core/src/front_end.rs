@@ -1,9 +1,9 @@
-//! Counters of a front end, which serves a block device to its users.
+//! Counters for front ends, which serve block devices to their users.
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of a front end on one shard since the front end was created. Counters that do not apply
-/// to a kind of front end stay 0.
+/// Counters of a front end on one shard since it was created. Counters that do not apply to a kind
+/// of front end stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrontEndStats {
@@ -16,8 +16,8 @@ pub struct FrontEndStats {
     pub negotiated: u64,
     /// IOs completed by the device.
     pub completed: u64,
-    /// IOs that the device failed, and flushes that failed because of a loss not yet reported to
-    /// the client although the device completed them.
+    /// IOs that the device failed, and flushes that the device completed but that failed because of
+    /// a loss not yet reported to the client.
     pub failed: u64,
     /// Bytes received from clients.
     pub bytes_received: u64,
@@ -32,7 +32,7 @@ pub struct FrontEndStats {
     pub deferred: u64,
     /// Changes to parts of blocks; a request has at most two.
     pub fragments: u64,
-    /// Requests that failed because the device took too long, while it still worked on them.
+    /// Requests that failed because the device took too long, while it was still working on them.
     pub given_up: u64,
 }
 
@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns counters that differ from each other, as JSON.
+    /// Returns counters that all differ from each other, as JSON.
     fn distinct(factor: u64) -> serde_json::Value {
         json!({
             "connections": factor,

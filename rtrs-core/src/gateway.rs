@@ -3,7 +3,7 @@
 //! Each such server is a *gateway*. The store behind them has a lock: the gateway that holds it is
 //! *active*, the others are *standby* and run no IO. A session that has the export open for writing
 //! asks a standby to take over; the standby acquires the lock, by force if its owner does not
-//! release it, and from then on the store refuses everything that the former owner still sends. A
+//! release it, and from then on the store refuses everything that the previous owner still sends. A
 //! takeover therefore fences all requests that were sent to other gateways. Each acquisition of the
 //! lock starts a new *term*: of two gateways that claim to be active, the one with the higher term
 //! is active.
@@ -19,7 +19,7 @@ use crate::time::Duration;
 pub struct Standing {
     /// The gateway serves the export.
     pub active: bool,
-    /// Number of times the lock has been acquired, as far as this gateway knows.
+    /// Number of times that the lock has been acquired, as far as this gateway knows.
     pub term: u64,
 }
 
@@ -39,13 +39,13 @@ pub type GatewayNotify = Box<dyn Fn(GatewayEvent) + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatewayBusy;
 
-/// One of several servers of a source. Only [`Gateway::release`] blocks.
+/// One of several servers that share a source. Only [`Gateway::release`] blocks.
 pub trait Gateway: fmt::Debug + Send + Sync {
     /// Returns the state of the gateway.
     fn standing(&self) -> Standing;
 
-    /// Begins to take over for a session that has the export open for writing. The result is
-    /// reported as an event. Does nothing if the gateway is active.
+    /// Begins a takeover for a session that has the export open for writing. The result is reported
+    /// as an event. Does nothing if the gateway is active.
     ///
     /// # Errors
     /// A takeover is in progress, or the gateway has just released the lock.
@@ -58,10 +58,10 @@ pub trait Gateway: fmt::Debug + Send + Sync {
     /// Begins to release the lock once running IO has ended.
     fn begin_release(&self);
 
-    /// Releases the lock, waiting for at most `within`.
+    /// Releases the lock, waiting up to `within`.
     ///
     /// # Errors
-    /// The lock was not released in time, or the store refused.
+    /// The lock was not released in time, or the store refused to release it.
     fn release(&self, within: Duration) -> io::Result<()>;
 
     /// Sets the callback for subsequent state changes.

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::ids::SessionId;
 
-/// Returns the first 16 bytes of a SHA-256 over `parts`. Each part is preceded by its length, so
+/// Returns the first 16 bytes of the SHA-256 of `parts`. Each part is preceded by its length, so
 /// that different lists of parts never hash the same bytes.
 fn hash(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = Sha256::new();
@@ -43,7 +43,7 @@ impl ServerId {
         Self(hash(&[b"rtrs server name", name.as_bytes()]))
     }
 
-    /// Creates the ID from these bytes. Returns None for all zeroes, which mean that there is no
+    /// Creates the ID from these bytes. Returns None if all are zero, which means that there is no
     /// ID.
     pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
         (bytes != [0; 16]).then_some(Self(bytes))
@@ -86,9 +86,9 @@ pub struct ExportId {
 /// Result of comparing two export IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// Both are the same export.
+    /// Both refer to the same export.
     Same,
-    /// They are different exports.
+    /// They refer to different exports.
     Different,
     /// Both are weak and from different boots: unknown.
     Unknown,
@@ -140,7 +140,7 @@ impl ExportId {
     }
 }
 
-/// Identity of a server and its export; None where the server does not report one.
+/// Identity of a server and its export; None if the server does not report one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// Server.

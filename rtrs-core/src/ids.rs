@@ -50,24 +50,24 @@ macro_rules! uuid {
 }
 
 uuid! {
-    /// `paths_uuid`: one client instance at one server; the same on all paths of the session.
+    /// `paths_uuid`: one client instance on one server; the same on all paths of the session.
     SessionId
 }
 uuid! {
-    /// One path of a session, stable across reconnects; on the wire misleadingly called
-    /// `sess_uuid`.
+    /// One path of a session, stable across reconnects; misleadingly called `sess_uuid` on the
+    /// wire.
     PathUuid
 }
 number! {
-    /// Index of a path in its session, local to this end.
+    /// Index of a path within its session, local to this end.
     PathId, u16
 }
 number! {
-    /// `cid`: index of a connection in its path. 0 is the service connection.
+    /// `cid`: index of a connection within its path. 0 is the service connection.
     ConnIndex, u16
 }
 number! {
-    /// Permission to use one chunk; the `msg_id` of the wire. Equal to the chunk's index.
+    /// Permission to use one chunk; the `msg_id` on the wire. Equal to the chunk's index.
     PermitId, u16
 }
 number! {
@@ -75,7 +75,7 @@ number! {
     ChunkIndex, u16
 }
 number! {
-    /// Index of a shard of this process, from 0.
+    /// Index of a shard in this process, starting at 0.
     CoreIndex, u16
 }
 number! {

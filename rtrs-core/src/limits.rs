@@ -10,9 +10,9 @@ use crate::ids::PermitId;
 
 /// Default TCP and RDMA CM port of a server.
 pub const PORT_DEFAULT: u16 = 1234;
-/// Default number of chunks of a path.
+/// Default number of chunks per path.
 pub const QUEUE_DEPTH_DEFAULT: u32 = 512;
-/// Maximum number of chunks of a path: the depth is encoded in 16 bits.
+/// Maximum number of chunks per path: the depth is encoded in 16 bits.
 pub const QUEUE_DEPTH_MAX: u32 = 65535;
 /// Default chunk size in bytes.
 pub const CHUNK_SIZE_DEFAULT: u32 = 128 << 10;
@@ -23,22 +23,22 @@ pub const CHUNK_SIZE_MIN: u32 = 8192;
 pub const CHUNK_SIZE_MAX: u32 = 1 << IMM_PAYLOAD_BITS;
 /// Bytes at the end of a chunk for the user header, the RTRS message and descriptors.
 pub const MAX_HDR_SIZE: u32 = 4096;
-/// Payload bits of an immediate, shared by permit and offset of a request.
+/// Payload bits of an immediate, shared by a request's permit and offset.
 pub const IMM_PAYLOAD_BITS: u32 = 28;
-/// Maximum number of connections of a path that a server accepts.
+/// Maximum number of connections per path that a server accepts.
 pub const CONNS_PER_PATH_MAX: u16 = 4096;
-/// Maximum bytes of buffers for the connections of a path at a server, in addition to the chunks.
+/// Maximum size in bytes of a server's buffers for a path's connections, in addition to the chunks.
 pub const CONNECTION_BUFFERS_MAX: u64 = 32 << 20;
 /// Buffer bytes of one connection over TCP.
 pub const TCP_CONNECTION_BUFFERS: u64 = 128 << 10;
 /// Buffer bytes of one connection over TLS: records are larger than their content, and are
 /// decrypted in place.
 pub const TLS_CONNECTION_BUFFERS: u64 = 260 << 10;
-/// Maximum number of connections of a path over TCP that a server accepts.
+/// Maximum number of connections per path over TCP that a server accepts.
 pub const TCP_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TCP_CONNECTION_BUFFERS) as u16;
-/// Maximum number of connections of a path over TLS that a server accepts.
+/// Maximum number of connections per path over TLS that a server accepts.
 pub const TLS_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TLS_CONNECTION_BUFFERS) as u16;
-/// Maximum number of paths of a session that a server accepts.
+/// Maximum number of paths per session that a server accepts.
 pub const PATHS_PER_SESSION_MAX: usize = 128;
 /// Maximum number of 4 KiB segments in a read or write by the kernel's client.
 pub const SEGMENTS_MAX: u16 = 128;
@@ -61,7 +61,7 @@ const _: () =
     assert!(ceil_log2(QUEUE_DEPTH_DEFAULT) + ceil_log2(CHUNK_SIZE_DEFAULT) <= IMM_PAYLOAD_BITS);
 // The 28-bit rule limits the pool to far below 4 GiB, so the pool size needs no check of its own.
 const _: () = assert!(1u64 << IMM_PAYLOAD_BITS < POOL_SIZE_END);
-// A permit fits its newtype at any depth.
+// A permit fits in its newtype at any depth.
 const _: () = assert!(QUEUE_DEPTH_MAX <= u16::MAX as u32);
 const _: () = assert!(CHUNK_SIZE_DEFAULT - MAX_HDR_SIZE <= SEGMENTS_MAX as u32 * 4096);
 
@@ -74,7 +74,7 @@ pub const fn ceil_log2(n: u32) -> u32 {
 /// Queue depth and chunk size that are consistent with each other and with the wire format.
 ///
 /// Guarantees: depth 1..=65535; chunk size a power of two from 8192 bytes; permit and offset
-/// together fit the 28 payload bits of an immediate; the whole pool is at most 256 MiB.
+/// together fit in the 28 payload bits of an immediate; the whole pool is at most 256 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     queue_depth: u16,
@@ -82,7 +82,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Defaults of the kernel's server: 512 chunks of 128 KiB.
+    /// The kernel server's defaults: 512 chunks of 128 KiB.
     pub const DEFAULT: Self =
         Self { queue_depth: QUEUE_DEPTH_DEFAULT as u16, chunk_size: CHUNK_SIZE_DEFAULT };
 
@@ -112,7 +112,7 @@ impl Limits {
         Ok(Self { queue_depth: queue_depth as u16, chunk_size })
     }
 
-    /// Returns the same limits with a depth between 1 and the current one.
+    /// Returns the same limits with this depth, which must be between 1 and the current one.
     pub const fn with_depth(self, queue_depth: u16) -> Self {
         assert!(
             queue_depth > 0 && queue_depth <= self.queue_depth,
@@ -121,7 +121,7 @@ impl Limits {
         Self { queue_depth, ..self }
     }
 
-    /// Returns the number of chunks of a path, which is also the number of permits of a session.
+    /// Returns the number of chunks per path, which is also the number of permits per session.
     pub const fn queue_depth(self) -> u16 {
         self.queue_depth
     }
@@ -137,7 +137,7 @@ impl Limits {
         self.chunk_size - MAX_HDR_SIZE
     }
 
-    /// Returns the total size of the chunks of a path in bytes.
+    /// Returns the total size in bytes of a path's chunks.
     pub const fn pool_size(self) -> u64 {
         self.queue_depth as u64 * self.chunk_size as u64
     }
@@ -228,7 +228,7 @@ pub enum LimitsError {
         /// Maximum depth for that chunk size.
         depth_max: u32,
     },
-    /// Each number is valid, but chunk number and offset together do not fit the 28 bits.
+    /// Each number is valid, but chunk number and offset together do not fit in the 28 bits.
     #[error(
         "queue depth {queue_depth} and chunk size {chunk_size} do not fit the 28 bits they share \
          in a request; use a depth of at most {depth_max}, or chunks of at most {chunk_max} \

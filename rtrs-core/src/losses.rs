@@ -1,13 +1,13 @@
-//! Losses of acknowledged writes, and their reports to the users of a device.
+//! Losses of acknowledged writes, and how they are reported to the users of a device.
 //!
 //! A user is a client that relies on flushes: an NBD connection, or a kernel device with all its
-//! sockets. Each user gets one failed flush for each loss, regardless of other users. It does not
-//! matter which user wrote the lost data: where several connections present one device (NBD's
+//! sockets. Each user receives one failed flush for each loss, regardless of other users. It does
+//! not matter which user wrote the lost data: where several connections present one device (NBD's
 //! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
 //! starts with the losses known at the device's last successful flush, so a client that reconnects
-//! still receives a loss that was not reported on its last connection. A report to a user that then
-//! left counts like a successful flush; otherwise, if a series of programs each flush once, all
-//! would fail.
+//! is still told of a loss that was not reported on its last connection. A report to a user that
+//! has since left counts as a successful flush; otherwise, if each of a series of programs flushes
+//! once, all of them would fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,9 +23,9 @@ pub struct Losses {
     settled: AtomicU64,
     /// Highest number of losses reported to any user.
     reported: AtomicU64,
-    /// Number of flushes that succeeded at the server and failed here to report a loss.
+    /// Number of flushes that succeeded on the server but failed here in order to report a loss.
     failed_flushes: AtomicU64,
-    /// Number of losses reported to the user without a connection: a kernel device, a benchmark.
+    /// Number of losses reported to the user with no connection: a kernel device or a benchmark.
     common: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ impl Losses {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records that everything acknowledged and not flushed may be lost.
+    /// Records that everything acknowledged but not flushed may be lost.
     pub fn add_shared(&self) {
         // The order matters: a reader that sees the loss reported also sees it counted here.
         self.shared.fetch_add(1, Ordering::SeqCst);
@@ -57,7 +57,7 @@ impl Losses {
         self.settled.load(Ordering::SeqCst)
     }
 
-    /// Records that a user has left after it received the reports of `reported` losses.
+    /// Records that a user has left after `reported` losses were reported to it.
     pub fn settle(&self, reported: u64) {
         self.settled.fetch_max(reported, Ordering::SeqCst);
     }
@@ -72,13 +72,13 @@ impl Losses {
         self.common.fetch_max(reported, Ordering::SeqCst);
     }
 
-    /// Returns the number of flushes that succeeded at the server but failed for their user, to
-    /// report a loss.
+    /// Returns the number of flushes that succeeded on the server but failed for their user in
+    /// order to report a loss.
     pub fn failed_flushes(&self) -> u64 {
         self.failed_flushes.load(Ordering::Relaxed)
     }
 
-    /// Returns true if each loss was reported to some user.
+    /// Returns true if every loss has been reported to some user.
     pub fn all_reported(&self) -> bool {
         self.reported.load(Ordering::SeqCst) >= self.count()
     }

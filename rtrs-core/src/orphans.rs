@@ -2,9 +2,9 @@
 //!
 //! A later request for the same bytes must not run before such a write has ended, because the older
 //! write could undo or contradict it. The server keeps a table of the writes that closed paths left
-//! at an export; a client's front end keeps a table of the writes that ended NBD connections left
-//! in the session. All shards share a table. It is normally empty, and then a request costs one
-//! load of the count; the list has a lock.
+//! behind at an export; a client's front end keeps a table of those that ended NBD connections left
+//! behind in the session. All shards share a table. It is normally empty, in which case a request
+//! costs one load of the count; a lock protects the list.
 
 use std::fmt;
 use std::ops::Range;

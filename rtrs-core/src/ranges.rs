@@ -1,20 +1,20 @@
 //! Ranges of a device in which changes are serialized across all its shards.
 //!
 //! A change to part of a block is a *fragment*: the block is read, the bytes are replaced, and the
-//! block is written. No other change to that block may run meanwhile, or it would be undone. The
-//! server supports such writes (`rtrs-server`, `engine/io/turns.rs`); for servers that do not, the
-//! NBD front end performs them (`nbd-bridge`, `shared/fragments.rs`). A fragment enters its block
-//! here, and begins when
+//! block is written. No other change to that block may run in the meantime, or it would be undone.
+//! The server supports such writes (`rtrs-server`, `engine/io/turns.rs`); for servers that do not,
+//! the NBD front end performs them (`nbd-bridge`, `shared/fragments.rs`). A fragment enters its
+//! block here, and begins when
 //! - every shard has since scanned its changes in flight and entered those that overlap;
 //! - no overlapping change is running, and no overlapping change came before.
 //!
 //! Any change that overlaps an entry is entered too and waits in the same way, so that all are
 //! processed in order of arrival. A change that overlaps nothing is not entered: as long as no
-//! fragment is in the list, it costs one load. Reads never wait.
+//! fragment is in the list, it costs only one load. Reads never wait.
 //!
 //! No change is missed, because a shard reads the count before it submits a change to the device.
-//! If the count is 0, the shard's next scan happens later, and finds the change in flight or ended.
-//! A shard without open devices has nothing in flight and need not scan.
+//! If the count is 0, the shard's next scan happens later, and finds the change in flight or
+//! already ended. A shard without open devices has nothing in flight and need not scan.
 
 use std::fmt;
 use std::ops::Range;
@@ -51,7 +51,7 @@ pub struct Key {
 struct Entry {
     key: Key,
     bytes: Range<u64>,
-    /// Whether the change may be at the device; overlapping changes wait for it.
+    /// Whether the change may have reached the device; overlapping changes wait for it.
     runs: bool,
     /// The change begins when all shards have scanned in this round.
     round: u64,
@@ -86,7 +86,7 @@ impl Ranges {
         }
     }
 
-    /// Joins a shard. Must be called before the shard's first change is in flight.
+    /// Adds a shard. Must be called before the shard's first change is in flight.
     pub fn join(&self, shard: usize) {
         let looked = &self.looked[shard];
         if looked.load(Ordering::SeqCst) == ABSENT {
@@ -94,7 +94,7 @@ impl Ranges {
         }
     }
 
-    /// Removes a shard that has nothing in flight and nothing in the list.
+    /// Removes a shard, which must have nothing in flight and nothing in the list.
     pub fn leave(&self, shard: usize) {
         self.looked[shard].store(ABSENT, Ordering::SeqCst);
     }
@@ -152,7 +152,7 @@ impl Ranges {
         let starts = looked && free || crate::mutated!(NbdTurnsSkipped);
         list[at].runs = starts;
         if starts && key.piece == Piece::Queued {
-            // More of the row may be queued in addition.
+            // More of the row may be queued separately.
             list[at].key.piece = Piece::Running;
         }
         starts
@@ -178,7 +178,7 @@ impl Ranges {
     }
 
     /// Records that this shard has entered its changes in flight, and wakes the shards that may
-    /// have waited for it.
+    /// have been waiting for it.
     pub fn has_looked(&self, shard: usize, round: u64, wake: impl FnMut(usize)) {
         let list = self.list.lock();
         self.looked[shard].store(round, Ordering::SeqCst);

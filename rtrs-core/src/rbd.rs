@@ -1,17 +1,17 @@
-//! Images of Ceph's block device (RBD), through librbd, which is loaded on first use.
+//! Images of Ceph's block device (RBD), accessed through librbd, which is loaded on first use.
 //!
 //! The programs do not depend on Ceph: [`Image::open`] loads `librbd.so.1`, which depends on
 //! `librados.so.2`. The functions used from the public headers `rbd/librbd.h` and
 //! `rados/librados.h` are declared here.
 //!
 //! An [`Image`] is one client of the cluster with one open image, shared by all shards: the cluster
-//! grants the lock of an image to a client, and blocklists clients. An IO is started on a shard
+//! grants an image's lock to a client, and blocklists whole clients. An IO is started on a shard
 //! without blocking, and completes on a librbd thread, which adds it to the shard's [`ImageQueue`].
 //! Everything else here blocks, and must be called on other threads.
 //!
-//! librbd copies written data before the call returns (`rbd_disable_zero_copy_writes`, its
-//! default). This is needed because peers can change the memory during a send, which would make the
-//! checksum of the sent data wrong.
+//! librbd copies written data before the call returns (`rbd_disable_zero_copy_writes`, on by
+//! default). This is needed because peers can change the memory during a send, which would
+//! invalidate the checksum of the data sent.
 
 mod address;
 mod lock;
@@ -46,12 +46,12 @@ type EndCall = unsafe extern "C" fn(Handle, Handle);
 const LIBRARY: &CStr = c"librbd.so.1";
 /// Flag: leave the range allocated.
 const ZEROES_THICK: c_int = 1;
-/// Buffer size for an ID or fsid, including the NUL.
+/// Size of the buffer for an ID or fsid, including the NUL.
 const TEXT_MAX: usize = 256;
 const OPTIONS_MAX: usize = 512;
-/// Maximum time that the thread dropping an image waits for the image to be closed.
+/// Maximum time for which the thread dropping an image waits for it to be closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// Interval between checks whether the last IO of an image being closed has ended.
+/// Interval at which to check whether the last IO of an image being closed has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// `rbd_image_info_t`.
@@ -88,7 +88,7 @@ macro_rules! functions {
                 Ok(Self {
                     $($name: {
                         let at = symbol(library, concat!(stringify!($name), "\0"))?;
-                        // SAFETY: the header declares the function of this name with this type.
+                        // SAFETY: the header declares a function with this name and type.
                         unsafe {
                             // SAFETY: see above.
                             mem::transmute::<Handle, unsafe extern "C" fn($($of),*) $(-> $to)?>(at)
@@ -157,7 +157,7 @@ fn linker_error() -> String {
 
 /// Returns the address of a function; `name` ends with a NUL.
 fn symbol(library: Handle, name: &'static str) -> Result<Handle, String> {
-    // SAFETY: the handle is that of an open library, the name ends with a NUL.
+    // SAFETY: the handle is that of an open library, and the name ends with a NUL.
     let at = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
     if at.is_null() { Err(linker_error()) } else { Ok(at) }
 }
@@ -206,7 +206,7 @@ unsafe impl Send for Open {}
 // SAFETY: as above, also concurrently.
 unsafe impl Sync for Open {}
 
-/// Converts a result of librbd: at least 0, or a negative errno.
+/// Converts a librbd result, which is at least 0 or a negative errno.
 fn check(code: c_int) -> io::Result<()> {
     if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(()) }
 }
@@ -215,7 +215,7 @@ fn c_string(text: &str) -> io::Result<CString> {
     CString::new(text).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Returns the text that a function writes.
+/// Returns the string that a function writes.
 fn text(fill: impl FnOnce(*mut c_char, usize) -> c_int) -> io::Result<String> {
     let mut bytes = [0u8; TEXT_MAX];
     check(fill(bytes.as_mut_ptr().cast(), TEXT_MAX - 1))?;
@@ -228,8 +228,7 @@ fn pointer(text: Option<&CString>) -> *const c_char {
 }
 
 impl Image {
-    /// Connects to the cluster and opens the image. Blocks, without a time limit if OSDs do not
-    /// answer.
+    /// Connects to the cluster and opens the image. Blocks, indefinitely if OSDs do not answer.
     ///
     /// # Errors
     /// Returns the step that failed.
@@ -276,8 +275,8 @@ impl Image {
         check(unsafe { (library.rbd_resize)(image, size) })
     }
 
-    /// Registers a callback for changes of size or snapshots, called on a librbd thread. The
-    /// callback must not block. Can be registered once per image.
+    /// Registers a callback for changes to the size or snapshots, called on a librbd thread. The
+    /// callback must not block. Only one can be registered per image.
     ///
     /// # Errors
     /// Returns librbd's error.
@@ -304,7 +303,7 @@ impl Image {
         check(code)
     }
 
-    /// Creates a queue for up to `room` concurrent IOs of a shard.
+    /// Creates a queue for up to `room` concurrent IOs from a shard.
     pub fn queue(&self, room: usize, wake: WakeHandle) -> Arc<ImageQueue> {
         Arc::new(ImageQueue {
             ended: ArrayQueue::new(room),
@@ -315,7 +314,7 @@ impl Image {
     }
 
     /// Starts an IO that the image's geometry permits, and adds it to the queue when it completes.
-    /// The caller starts no more IOs than the queue has room for.
+    /// The caller must start no more IOs than the queue has room for.
     pub fn start(&self, mut slot: Box<ImageIo>, io: Io, queue: &Arc<ImageQueue>) {
         let Open { library, image, .. } = *self.get();
         let (offset, len) = (io.offset, io.len as usize);
@@ -358,8 +357,8 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// Closes the image on another thread once its last IO has ended, and waits a limited time for
-    /// that, so that the image's lock is free afterwards.
+    /// Closes the image on another thread once its last IO has ended, and waits, for a limited
+    /// time, until that is done, so that the image's lock is free afterwards.
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let queues = Arc::downgrade(&mem::take(&mut self.queues));
@@ -430,14 +429,14 @@ impl Open {
         self.set(c"err_to_stderr", c"false")?;
         let file = at.configuration.as_deref().map(Path::as_os_str).map(OsStrExt::as_bytes);
         let file = file.map(CString::new).transpose().map_err(io::Error::other)?;
-        // SAFETY: the cluster was created; without a file, the usual places are searched.
+        // SAFETY: the cluster was created; without a file, the usual locations are searched.
         check(unsafe {
             (self.library.rados_conf_read_file)(self.cluster, pointer(file.as_ref()))
         })?;
         let seconds = at.connect_max.as_secs().max(1);
         self.set(c"client_mount_timeout", &c_string(&seconds.to_string())?)?;
         self.set_refusing(true)?;
-        // A write is acknowledged when the OSDs have it.
+        // Writes must not be acknowledged before the OSDs have them.
         self.set(c"rbd_cache", c"false")?;
         self.set(c"rbd_persistent_cache_mode", c"disabled")
     }
@@ -462,14 +461,14 @@ impl Open {
         let snapshot = at.snapshot.as_deref().map(c_string).transpose()?;
         let Self { library, pool, .. } = *self;
         let open = if at.read_only { library.rbd_open_read_only } else { library.rbd_open };
-        // SAFETY: the pool is open, the strings end with a NUL.
+        // SAFETY: the pool is open, and the strings end with a NUL.
         check(unsafe { open(pool, image.as_ptr(), &mut self.image, pointer(snapshot.as_ref())) })
     }
 
     fn info(&self) -> io::Result<Info> {
-        // SAFETY: numbers and arrays of numbers, for which zeroes are valid.
+        // SAFETY: numbers and arrays of numbers, for which all zeroes is valid.
         let mut info: Info = unsafe { mem::zeroed() };
-        // SAFETY: the image is open, the size is that of the structure.
+        // SAFETY: the image is open, and the size is that of the structure.
         check(unsafe { (self.library.rbd_stat)(self.image, &mut info, size_of::<Info>()) })?;
         Ok(info)
     }
@@ -558,7 +557,7 @@ pub struct ImageIo {
     pub op: IoOp,
     /// Length in bytes.
     pub len: u32,
-    /// Result: at least 0, for a read the number of bytes read; or a negative errno.
+    /// Result: at least 0 (for a read, the number of bytes read), or a negative errno.
     pub result: isize,
     buf: Option<MemSlice>,
     queue: Option<Arc<ImageQueue>>,
@@ -582,7 +581,7 @@ impl ImageIo {
     }
 }
 
-/// Completion callback of an IO, called on a thread of librbd.
+/// Completion callback of an IO, called on a librbd thread.
 ///
 /// # Safety
 /// `slot` is the box that the completion was created with, and this is its only callback.
@@ -601,7 +600,7 @@ unsafe extern "C" fn ended(completion: Handle, slot: Handle) {
 #[derive(Debug)]
 pub struct ImageQueue {
     ended: ArrayQueue<Box<ImageIo>>,
-    /// The shard was woken, and has not checked the queue since.
+    /// The shard has been woken and has not checked the queue since.
     woken: AtomicBool,
     wake: WakeHandle,
     _image: Arc<()>,

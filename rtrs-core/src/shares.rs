@@ -9,7 +9,7 @@
 #[derive(Debug)]
 pub struct Shares {
     all: u32,
-    /// Minimum reserve of a device while the total suffices for all.
+    /// Minimum reserve of a device as long as the total suffices for all.
     least: u32,
     /// Number of devices that share the resource.
     devices: u32,
@@ -28,7 +28,7 @@ impl Shares {
         Self::with_least(all, 1)
     }
 
-    /// Like [`Self::new`], with a reserve of at least `least` for each device while the total
+    /// Like [`Self::new`], with a reserve of at least `least` for each device as long as the total
     /// suffices for all.
     pub fn with_least(all: usize, least: u32) -> Self {
         let all = u32::try_from(all).unwrap_or(u32::MAX);
@@ -75,7 +75,7 @@ impl Shares {
         self.beyond = beyond.sum();
     }
 
-    /// Returns true if the reserves of `devices` devices are free, or in use by them already.
+    /// Returns true if the reserves of `devices` devices are free, or already in use by them.
     fn has_reserves(&self, devices: u32, reserve: u32) -> bool {
         let used: u32 = self.held.iter().map(|held| reserve.min(*held)).sum();
         let kept = u64::from(reserve) * u64::from(devices);
@@ -125,7 +125,7 @@ impl Shares {
         self.total += 1;
     }
 
-    /// Returns one unit of a device.
+    /// Gives back one unit used by a device.
     pub fn give(&mut self, device: usize) {
         let held = &mut self.held[device];
         *held -= 1;
@@ -149,7 +149,7 @@ mod tests {
         shares
     }
 
-    /// Takes as much as a device may have; returns the amount it then uses.
+    /// Takes as much as a device may take; returns the amount it then uses.
     fn fill(shares: &mut Shares, device: usize) -> usize {
         while shares.may_take(device) {
             shares.take(device);

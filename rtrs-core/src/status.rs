@@ -36,7 +36,7 @@ pub enum IoStatus {
     TimedOut,
     /// The device is busy; a retry may succeed (EBUSY).
     Busy,
-    /// A different server serves the device now; the effect of the IO is unknown (ECONNABORTED).
+    /// A different server now serves the device; the effect of the IO is unknown (ECONNABORTED).
     /// Only for sources with a [`Gateway`](crate::gateway::Gateway). A server does not answer such
     /// a request: it closes the request's path.
     Moved,
@@ -90,7 +90,7 @@ impl IoStatus {
         }
     }
 
-    /// Returns the status for a positive errno; values without their own status become `Io`.
+    /// Returns the status for a positive errno; values without a status of their own become `Io`.
     pub const fn from_errno(errno: u16) -> Self {
         match errno {
             0 => Self::Ok,
@@ -107,7 +107,7 @@ impl IoStatus {
         }
     }
 
-    /// Returns the status for the error of a system call.
+    /// Returns the status for an error from a system call.
     pub fn from_io_error(error: &std::io::Error) -> Self {
         match error.raw_os_error() {
             Some(0) | None => Self::Io,

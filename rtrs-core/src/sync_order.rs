@@ -1,13 +1,13 @@
 //! Order of overlapping syncs of one device across shards.
 //!
-//! A device reports an error of its cache once, to one of the syncs that overlap. A successful sync
-//! therefore proves nothing until the results of all syncs that began before its end are known: one
-//! of them may have consumed the error. Every sync draws a number before it is submitted, each
+//! A device reports a cache error only once, to one of several overlapping syncs. A successful sync
+//! therefore proves nothing until the results of all syncs that began before it ended are known:
+//! one of them may have consumed the error. Every sync draws a number before it is submitted, each
 //! shard publishes the lowest of its outstanding numbers, and the success of a sync counts once all
-//! numbers drawn before its end have returned.
+//! numbers drawn before it ended have returned.
 //!
 //! The server applies this order to the syncs of an export, and the client to the syncs of a
-//! volume, whose answers may arrive over different paths in a different order than the server sent
+//! volume, whose answers may arrive over different paths, not in the order in which the server sent
 //! them.
 
 use std::collections::VecDeque;
@@ -16,10 +16,10 @@ use std::sync::OnceLock;
 use crate::ids::CoreIndex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Value published by a shard without outstanding syncs.
+/// Value published by a shard with no outstanding syncs.
 const NONE_OUT: u64 = u64::MAX;
 
-/// Lowest outstanding number of one shard, on its own cache line.
+/// One shard's lowest outstanding number, on its own cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Lowest(AtomicU64);
@@ -62,7 +62,7 @@ impl SyncOrder {
     }
 
     /// Counts a sync that begins or stops waiting for others. The caller must check
-    /// [`Self::is_clear`] after the count.
+    /// [`Self::is_clear`] after this call.
     pub fn count_waiting(&self, begins: bool) {
         if begins {
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -81,7 +81,7 @@ pub struct ShardSyncs {
 }
 
 impl ShardSyncs {
-    /// Creates the list of a shard, with room for this number of syncs.
+    /// Creates the list for a shard, with room for `count` syncs.
     pub fn with_capacity(shard: CoreIndex, count: usize) -> Self {
         Self { shard, numbers: VecDeque::with_capacity(count) }
     }

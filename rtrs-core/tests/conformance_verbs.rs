@@ -1,11 +1,11 @@
-//! Runs the conformance suite for the `rdma` provider on a real RDMA device, and checks that no
-//! resources remain.
+//! Runs the conformance suite with the `rdma` provider on a real RDMA device, and checks that no
+//! resources are left behind.
 //!
-//! The device is the first with an active port and an address, or the one with the address
+//! The device is the first that has an active port and an address, or the one with the address
 //! `RTRS_VERBS_ADDRESS`. Side A listens there; side B connects from `RTRS_VERBS_SOURCE`, if given,
 //! so that packets cross a link. `RTRS_VERBS_SILENT` is an address that does not answer. On a host
-//! without an RDMA device every test is skipped with a message; `scripts/lab.sh` provides a device
-//! and runs them.
+//! without an RDMA device, every test is skipped with a message; `scripts/lab.sh` provides a device
+//! and runs the tests.
 #![cfg(feature = "verbs")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -47,7 +47,7 @@ fn listen_ip() -> Result<IpAddr, String> {
 
 /// The three shards of a harness.
 struct Cores {
-    /// First, so that the queue pairs of a fabric are dropped before its ring.
+    /// Declared first, so that a fabric's queue pairs are dropped before its ring.
     a: VerbsFabric,
     b: VerbsFabric,
     second: VerbsFabric,
@@ -104,7 +104,7 @@ fn make() -> Verbs {
     }
 }
 
-/// Returns true if the device with this address is rdma_rxe, which alone has a `parent` in sysfs.
+/// Returns true if the device with this address is rdma_rxe: only rdma_rxe has a `parent` in sysfs.
 fn is_soft(address: IpAddr) -> bool {
     let found = devices().expect("the list of devices");
     let here = |device: &&DeviceInfo| device.ports.iter().any(|p| p.addresses.contains(&address));
@@ -190,7 +190,7 @@ struct End {
     pd: Arc<dyn ProtectionDomain>,
 }
 
-/// Runs turns of both ends until `done` returns a value.
+/// Runs turns at both ends until `done` returns a value.
 fn wait<T>(
     cores: &mut Cores,
     what: &str,
@@ -218,7 +218,7 @@ fn wait<T>(
 }
 
 impl Cores {
-    /// Returns the domains of both ends for connections to that address.
+    /// Returns the domains of both ends for connections to this address.
     fn domains(&mut self, remote: SocketAddr) -> [Arc<dyn ProtectionDomain>; 2] {
         let source = from_environment("RTRS_VERBS_SOURCE");
         let a = self.a.alloc_pd(PdUse::Connect { local: Some(remote.ip()), remote });
@@ -264,8 +264,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("our descriptors").count()
 }
 
-/// Waits until no identifiers are kept: those whose DREQ the peer has not confirmed are kept for
-/// the close timeout at most, and then a thread destroys them.
+/// Waits until no identifiers are left: those whose DREQ the peer has not confirmed are kept for at
+/// most the close timeout, and then destroyed by a thread.
 fn quiet(cores: &mut Cores) {
     let until = Clock.now() + options().close_timeout + Duration::from_millis(500);
     while Clock.now() < until {
@@ -372,7 +372,7 @@ fn a_peer_cannot_invalidate_a_window_of_type_1() {
     let op = WrOp::Send { imm: None, invalidate: Some(window.rkey()) };
     let wr = WorkRequest { wr_id: 3, op, sges: SgeList::EMPTY, signaled: true };
     cores.b.post_send(b.qp, wr).expect("a send");
-    // The end that received the request refuses it; the error at its peer differs between devices.
+    // The end that received the request refuses it; the peer's error differs between devices.
     let reason = wait(cores, "the end", |side, event| match (side, event) {
         (Side::A, FabricEvent::Closed { reason, .. }) => Some(reason),
         _ => None,
@@ -388,7 +388,7 @@ fn reads_are_refused_if_none_were_negotiated() {
         Ok(cores) => cores,
         Err(reason) => return skip(reason),
     };
-    // As with RTRS, the listening end grants none.
+    // As in RTRS, the listening end grants none.
     let shared = VerbsShared::open().expect("the connection manager");
     let ring = Rc::clone(&cores.rings[0]);
     cores.a = VerbsFabric::new(&ring, shared, VerbsOptions::default()).expect("a fabric");

@@ -1,13 +1,13 @@
 //! Access lists in the settings: which client may open which export, and with what access.
 //!
 //! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], a snapshot
-//! of all lists of a server. Without any list, a server is open to everyone, or, if it has
+//! of all of a server's lists. Without any list, a server is open to everyone, or, if it has
 //! certificates or keys, to clients that prove who they are. Once there is a list, everything that
 //! is not listed is denied. An export follows its own list, or the server's if it has none. A list
 //! allows what any of its rules allows; the order of the rules does not matter. While a
-//! configuration is applied, and as long as an export differs from the configuration, the previous
-//! lists apply too. A rule names a client by its authenticated name, or clients by their address.
-//! An address does not prove who sends from it.
+//! configuration is being applied, and as long as an export differs from it, the previous lists
+//! apply too. A rule names a client by its authenticated name, or clients by their address. An
+//! address does not prove who is using it.
 
 mod network;
 
@@ -103,7 +103,7 @@ impl AccessRule {
         }
     }
 
-    /// Interface that the rule names and that did not exist when the rule was read.
+    /// Interface named in the rule, if it did not exist when the rule was read.
     pub(crate) fn missing_interface(&self) -> Option<&str> {
         match &self.who {
             Who::Kernel(net) | Who::Anyone(net) => net.as_ref()?.missing_interface(),
@@ -290,8 +290,8 @@ pub(crate) enum Grant {
     Rules(Vec<AccessRule>),
     /// Rule for exports to which no list applies.
     Unlisted(Unlisted),
-    /// Sessions that had the export open when it left the configuration. The value is true for
-    /// sessions that may write.
+    /// Sessions that had the export open when it was removed from the configuration. The value is
+    /// true for sessions that may write.
     Holders(BTreeMap<SessionId, bool>),
 }
 
@@ -397,7 +397,7 @@ impl AccessPolicy {
         Self { others, exports, narrowed, generation: 0, names, nets, unlisted: least }
     }
 
-    /// Sets the generation of certificates and keys that authenticates the clients.
+    /// Sets the generation of the certificates and keys that authenticate the clients.
     pub(crate) fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
     }
@@ -432,7 +432,7 @@ impl AccessPolicy {
         named && (!self.narrowed || may(&self.others) || self.exports.values().any(may))
     }
 
-    /// Whether a client may open an export by name; for writing too if `write` is set.
+    /// Whether a client may open an export by name; if `write` is set, also for writing.
     pub(crate) fn allows(&self, client: Client<'_>, export: &str, write: bool) -> bool {
         let grants = self.exports.get(bare(export)).unwrap_or(&self.others);
         all_allow(grants, client, write)
@@ -592,8 +592,7 @@ mod tests {
     }
 
     proptest! {
-        /// All spellings of a name get the same answers, whatever the spelling in the
-        /// configuration.
+        /// All spellings of a name give the same answers, however the configuration spells it.
         #[test]
         fn leading_slashes_do_not_change_access(
             server in any_list(),

@@ -77,7 +77,7 @@ pub struct AuditEvent {
     pub session: Option<String>,
     /// Name that the client gave the session.
     pub session_name: Option<String>,
-    /// Cipher suite of the path; null for an unencrypted path.
+    /// Cipher suite of the path; None if the path is not encrypted.
     pub cipher: Option<&'static str>,
     /// Name of the export.
     pub export: Option<String>,
@@ -88,7 +88,7 @@ pub struct AuditEvent {
     /// Access lists that a reload changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub access_changed: Vec<ListChange>,
-    /// Number of similar refusals that were suppressed since the last recorded one.
+    /// Number of similar refusals that have been suppressed since the last recorded one.
     pub left_out: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Requests and replies of a running server's control socket: one line of JSON each way
+//! Requests and replies on a running server's control socket: one line of JSON each way
 //! (docs/reference/control-socket.md). The reply to a refused request is `{"error": WHY}`
 //! (`rtrs_core::local`).
 
@@ -48,11 +48,11 @@ pub(crate) enum Request {
         /// Name or number of the session.
         session: String,
     },
-    /// End the server without loss. The reply is [`Drained`] once that is done.
+    /// Shut down the server without loss. The reply is [`Drained`] once that is done.
     Drain {
         /// Maximum time, in milliseconds.
         within_ms: u64,
-        /// Whether to end the server even if the first flush fails.
+        /// Whether to shut down even if the first flush fails.
         #[serde(default)]
         force: bool,
     },
@@ -62,7 +62,7 @@ pub(crate) enum Request {
     ExportAdd {
         /// The export, as text or as a map.
         export: Box<ExportSpec>,
-        /// Whether to add the export even if its access list costs other clients their access.
+        /// Whether to add the export even if its access list makes other clients lose access.
         #[serde(default)]
         force: bool,
     },
@@ -93,7 +93,7 @@ pub(crate) enum Request {
         name: String,
         /// Options in the text form of an export.
         options: Vec<String>,
-        /// Whether to change the access list even if that costs clients their access.
+        /// Whether to change the access list even if clients lose access.
         #[serde(default)]
         force: bool,
         /// Whether to report only what would happen.
@@ -113,7 +113,7 @@ pub(crate) enum Request {
     },
     /// Reload the configuration: [`Reloaded`].
     Reload {
-        /// Whether to apply its access lists even if that costs clients their access.
+        /// Whether to apply its access lists even if clients lose access.
         #[serde(default)]
         force: bool,
     },
@@ -137,7 +137,7 @@ pub(crate) struct Status {
     pub(crate) pid: u32,
     /// Version of the server.
     pub(crate) version: String,
-    /// Version with revision and features of the build, as `--version` prints it.
+    /// Version, with the revision and features of the build, as printed by `--version`.
     #[serde(default)]
     pub(crate) build: String,
     /// Milliseconds since the server became ready.
@@ -147,7 +147,7 @@ pub(crate) struct Status {
     pub(crate) portals: Vec<String>,
     /// Whether a drain has begun.
     pub(crate) draining: bool,
-    /// Address of the metrics; None if they are not served.
+    /// Address at which metrics are served, if they are.
     #[serde(default)]
     pub(crate) metrics: Option<String>,
     /// Exports, sessions and memory, if requested.
@@ -228,7 +228,7 @@ pub(crate) struct ExportList {
     pub(crate) open_to_named: bool,
 }
 
-/// Reply to a resize request, even if the export already had the size.
+/// Reply to a resize request, sent even if the export already had that size.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resized {
     /// Name of the export.
@@ -259,19 +259,19 @@ pub(crate) struct Origin {
     pub(crate) exports_dir: Option<PathBuf>,
     /// Configuration file, if there is one.
     pub(crate) config: Option<PathBuf>,
-    /// Whether the configuration file or a flag, not a file of the directory, defines the export.
+    /// Whether the configuration file or a flag, not a file in the directory, defines the export.
     pub(crate) elsewhere: bool,
     /// Access list of the running export; empty if it has none.
     #[serde(default)]
     pub(crate) access: Vec<AccessRule>,
     /// Whether a server started without an access list for this export would admit all clients,
-    /// while the running server refuses those that no list names.
+    /// while the running server refuses those not named in any list.
     #[serde(default)]
     pub(crate) opens_without_list: bool,
     /// Whether the file has changes to the export that the running server has not applied.
     #[serde(default)]
     pub(crate) edited: bool,
-    /// Number of the latest reload that has begun.
+    /// Number of the most recently started reload.
     #[serde(default)]
     pub(crate) configuration: u64,
     /// Whether a reload is running.
@@ -349,7 +349,7 @@ pub(crate) struct UnlistedChange {
     pub(crate) after: String,
 }
 
-/// Reply to a request to drain an export, which is now standby.
+/// Reply to a request to drain an export, which is now on standby.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ExportDrained {
     /// Name of the export.
@@ -393,9 +393,9 @@ pub(crate) struct Reloaded {
     pub(crate) removed: Vec<String>,
     /// Exports that were changed.
     pub(crate) changed: Vec<String>,
-    /// Exports that keep their state although the configuration differs.
+    /// Exports left as they were although the configuration differs.
     pub(crate) kept: Vec<Kept>,
-    /// Exports of the configuration that could not be opened or closed.
+    /// Exports that could not be opened or closed.
     pub(crate) failed: Vec<Kept>,
     /// Changed settings that need a restart.
     pub(crate) restart: Vec<String>,
@@ -404,8 +404,7 @@ pub(crate) struct Reloaded {
     /// Access lists that changed.
     #[serde(default)]
     pub(crate) access_changed: Vec<ListChange>,
-    /// Files of certificates or keys that changed, and for the list of clients, the changed
-    /// clients.
+    /// Certificate and key files that changed; for the list of clients, the changed clients.
     #[serde(default)]
     pub(crate) keys_changed: Vec<String>,
     /// Access to exports without a list of their own, if it changed.
@@ -417,7 +416,7 @@ pub(crate) struct Reloaded {
     /// Whether the reload must be forced because of its access lists.
     #[serde(default)]
     pub(crate) needs_force: bool,
-    /// Problem with the server's certificate, which is in use nevertheless.
+    /// Problem with the server's certificate, which remains in use.
     #[serde(default)]
     pub(crate) certificate: Option<String>,
     /// Warnings that a restart with these settings would log.

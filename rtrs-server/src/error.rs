@@ -1,6 +1,6 @@
 //! Errors that prevent the server from starting.
 //!
-//! Owns [`ErrorKind`], which determines the exit code of the binary. The error itself, with its
+//! Defines [`ErrorKind`], which determines the exit code of the binary. The error itself, with its
 //! text and its chain of causes, is [`CommandError`].
 
 use std::error::Error as StdError;
@@ -22,9 +22,9 @@ pub enum ErrorKind {
     ConfigFile,
     /// An export whose target cannot be served.
     Export,
-    /// A portal that the server cannot listen on.
+    /// A portal on which the server cannot listen.
     Listen,
-    /// A control socket that is in use, or a run directory that belongs to someone else.
+    /// A control socket that is in use, or a run directory that belongs to another user.
     InUse,
     /// A failed system call at run time.
     System,

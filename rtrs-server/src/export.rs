@@ -5,8 +5,8 @@
 //! leading slashes are ignored, because kernel clients write the name as part of a device path.
 //!
 //! The operator and a [`Finder`] (`--search-path`) add and remove exports while the server runs, so
-//! the table consists of slots. A slot is not reused until no shard has the device of its former
-//! export open, so an index is unambiguous at any time.
+//! the table consists of slots. A slot is not reused while any shard still has the device of its
+//! previous export open, so an index is always unambiguous.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -34,7 +34,7 @@ use crate::stats::ExportCounters;
 /// Maximum number of exports found under the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
 
-/// Maximum number of exports of a server, including those about to be released.
+/// Maximum number of exports on a server, including those about to be released.
 pub const EXPORTS_MAX: usize = u16::MAX as usize;
 
 /// Index of a slot in the [`ExportTable`].
@@ -71,7 +71,7 @@ pub struct Export {
     pub(crate) writers: SavedWriters,
     /// Log lines about failed syncs.
     pub(crate) sync_failures: SyncFailures,
-    /// Counters of the IO of all users.
+    /// IO counters for all users.
     pub counters: Arc<ExportCounters>,
     /// Rate limits.
     pub throttle: Throttle,
@@ -81,11 +81,11 @@ pub struct Export {
     pub known_size: AtomicU64,
     /// Set once the file has been deleted and no other file is at its path.
     pub(crate) orphaned: AtomicBool,
-    /// Whether the last examination of the target did not end in time.
+    /// Whether the last examination of the target did not finish in time.
     pub(crate) unexamined: AtomicBool,
     /// Ranges for changes that must be serialized; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
-    /// Changes that invalidate known extents; created when a shard opens the export.
+    /// Watch for changes that invalidate known extents; created when a shard opens the export.
     pub(crate) changes: OnceLock<Arc<ChangeWatch>>,
 }
 
@@ -120,12 +120,12 @@ impl Export {
         Arc::clone(self.turns.get_or_init(|| Arc::new(Ranges::new(usize::from(shards)))))
     }
 
-    /// Returns the watch on changes, on a server with `shards` shards.
+    /// Returns the watch for changes, on a server with `shards` shards.
     pub(crate) fn changes(&self, shards: u16) -> Arc<ChangeWatch> {
         Arc::clone(self.changes.get_or_init(|| Arc::new(ChangeWatch::new(shards))))
     }
 
-    /// Makes shards search again for the extents that they know.
+    /// Makes shards look up their known extents again.
     pub(crate) fn forget_extents(&self) {
         if let Some(changes) = self.changes.get() {
             changes.invalidate();
@@ -153,17 +153,17 @@ impl Export {
         }
     }
 
-    /// Whether the file is deleted, and was deleted before another file took its path.
+    /// Whether the file has been deleted and no other file had taken its path by then.
     pub(crate) fn is_orphan(&self) -> bool {
         self.orphaned.load(Ordering::Relaxed) && self.source.is_deleted()
     }
 
-    /// Records whether an examination of the target has ended in time.
+    /// Records whether an examination of the target finished in time.
     pub(crate) fn note_examined(&self, ended: bool) {
         self.unexamined.store(!ended, Ordering::Relaxed);
     }
 
-    /// Whether the last examination of the target did not end in time, so its state is unknown.
+    /// Whether the last examination of the target did not finish in time, so its state is unknown.
     pub(crate) fn is_unexamined(&self) -> bool {
         self.unexamined.load(Ordering::Relaxed)
     }
@@ -177,7 +177,7 @@ impl Export {
 /// Reason why an export cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// Another export has the same name, apart from leading slashes.
+    /// Another export has the same name, ignoring leading slashes.
     #[error("there is already an export with this name")]
     NameTaken,
     /// The name is empty or consists only of slashes.
@@ -213,8 +213,8 @@ impl Slot {
         matches!(self, Self::Left(former) if former.strong_count() == 0)
     }
 
-    /// Empties the slot because no session has the export open. Returns the contents, which the
-    /// caller must drop after releasing the lock.
+    /// Empties the slot because no session has the export open. Returns the contents, to be dropped
+    /// by the caller after releasing the lock.
     fn leave(&mut self) -> Option<Arc<Export>> {
         let left = Self::Left(self.export().map_or_else(Weak::new, Arc::downgrade));
         match std::mem::replace(self, left) {
@@ -232,7 +232,7 @@ struct Places {
     slots: Vec<Slot>,
     /// Named exports, by name without leading slashes.
     names: BTreeMap<Vec<u8>, ExportIndex>,
-    /// Names of exports of the configuration that could not be opened, without leading slashes.
+    /// Names of configured exports that could not be opened, without leading slashes.
     failed: BTreeSet<Vec<u8>>,
     /// Names of exports that are being changed, without leading slashes.
     changing: BTreeSet<Vec<u8>>,
@@ -250,7 +250,8 @@ pub(crate) enum Lookup {
     Unknown,
 }
 
-/// Keeps the name of an export that is being changed from leading to a file under the search path.
+/// Keeps the name of an export that is being changed from resolving to a file under the search
+/// path.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     table: Arc<ExportTable>,
@@ -276,7 +277,7 @@ impl Places {
     }
 }
 
-/// Closes exports of the search path.
+/// Closes exports found under the search path.
 pub(crate) trait Closer: fmt::Debug + Send + Sync {
     /// Closes an export that no session has open anymore, without blocking. The export is flushed
     /// before it is closed, unless a search finds it again before that.
@@ -294,19 +295,19 @@ pub struct ExportTable {
     /// Access lists; replaced by the operator's threads.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
-    /// Incremented when named exports or access lists change.
+    /// Incremented whenever named exports or access lists change.
     version: AtomicU64,
     /// Orphaned writes by slot. Always empty when a slot is reused, because a shard keeps the
     /// device open as long as it has requests.
     orphaned: Segments<OrphanedWrites>,
     /// Number of partial writes that have entered the turn list of any export.
     partial_writes: AtomicU64,
-    /// Test callback after each change to exports or access lists.
+    /// Test callback, run after each change to exports or access lists.
     #[cfg(test)]
     watch: Watch,
 }
 
-/// Callback for a test after each change to a table.
+/// Test callback, run after each change to a table.
 #[cfg(test)]
 #[derive(Default)]
 struct Watch(Mutex<Option<Arc<dyn Fn() + Send + Sync>>>);
@@ -331,7 +332,7 @@ impl ExportTable {
         Self::with_finder(exports, None)
     }
 
-    /// Creates a table of these exports that looks up other names with `finder`.
+    /// Creates a table of these exports, which looks up other names with `finder`.
     pub fn with_finder(exports: Vec<Export>, finder: Option<Box<dyn Finder>>) -> Arc<Self> {
         let orphaned = Segments::new(EXPORTS_MAX);
         let (gateways, access, places) =
@@ -400,14 +401,14 @@ impl ExportTable {
     }
 
     /// Releases all exports, which closes their sources. Called at the end of the process, when no
-    /// shard runs anymore.
+    /// shard is running anymore.
     pub(crate) fn clear(&self) {
         let last = std::mem::take(&mut *self.places.lock());
         // Dropped without the lock, because closing may be slow.
         drop(last);
     }
 
-    /// All present exports, including removed ones that sessions still have open, with their
+    /// All current exports, including removed ones that sessions still have open, with their
     /// indexes.
     pub fn all(&self) -> Vec<(ExportIndex, Arc<Export>)> {
         let places = self.places.lock();
@@ -415,8 +416,7 @@ impl ExportTable {
         slots.filter_map(|(at, slot)| Some((at, Arc::clone(slot.export()?)))).collect()
     }
 
-    /// Up to `max` named exports whose names follow `name`, in order of their names, with their
-    /// indexes.
+    /// Up to `max` named exports whose names follow `name`, in order of name, with their indexes.
     pub fn named_after(&self, name: &[u8], max: usize) -> Vec<(ExportIndex, Arc<Export>)> {
         let places = self.places.lock();
         let after = (Bound::Excluded(bare(name)), Bound::Unbounded);
@@ -460,7 +460,7 @@ impl ExportTable {
         writes.unwrap_or_else(|| panic!("{index:?} was never exported"))
     }
 
-    /// Counts a partial write that has entered the turn list of its export.
+    /// Counts a partial write that has entered its export's turn list.
     pub(crate) fn note_partial_write(&self) {
         self.partial_writes.fetch_add(1, Ordering::SeqCst);
     }
@@ -475,7 +475,7 @@ impl ExportTable {
         self.places.lock().names.get(bare(name)).copied()
     }
 
-    /// Looks up a name that a client opens.
+    /// Looks up a name that a client wants to open.
     pub(crate) fn lookup(&self, name: &[u8]) -> Lookup {
         let (name, places) = (bare(name), self.places.lock());
         match places.names.get(name) {
@@ -508,13 +508,13 @@ impl ExportTable {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Sets a callback after each change that does not come from the control shard.
+    /// Sets a callback to run after each change that does not come from the control shard.
     #[cfg(test)]
     pub(crate) fn watch(&self, watch: impl Fn() + Send + Sync + 'static) {
         *self.watch.0.lock() = Some(Arc::new(watch));
     }
 
-    /// Counts a change and runs the callback of a test.
+    /// Counts a change and runs the test callback.
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
         #[cfg(test)]
@@ -524,27 +524,27 @@ impl ExportTable {
         }
     }
 
-    /// Sets the closer for exports of the search path, once.
+    /// Sets the closer for exports found under the search path, once.
     pub(crate) fn set_closer(&self, closer: Box<dyn Closer>) {
         self.closer.get_or_init(|| closer);
     }
 
     /// Reserves the name of an export that is about to be closed and reopened, until the result is
-    /// dropped. One thread at a time changes an export.
+    /// dropped. Only one thread at a time changes an export.
     pub(crate) fn reserve(self: &Arc<Self>, name: &str) -> Reserved {
         let name = bare(name.as_bytes()).to_vec();
         self.places.lock().changing.insert(name.clone());
         Reserved { table: Arc::clone(self), name }
     }
 
-    /// Records whether an export of the configuration cannot be opened.
+    /// Records whether a configured export could not be opened.
     pub(crate) fn set_failed(&self, name: &str, failed: bool) {
         let (name, mut places) = (bare(name.as_bytes()).to_vec(), self.places.lock());
         let all = &mut places.failed;
         let _ = if failed { all.insert(name) } else { all.remove(&name) };
     }
 
-    /// Names of exports of the configuration that could not be opened.
+    /// Names of configured exports that could not be opened.
     pub(crate) fn failed_names(&self) -> Vec<String> {
         let places = self.places.lock();
         places.failed.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
@@ -594,7 +594,7 @@ impl ExportTable {
         let slot = slot.filter(|slot| matches!(slot, Slot::Found(_) | Slot::Ending(_)));
         let found = slot.as_ref().is_some_and(|slot| matches!(slot, Slot::Found(_)));
         let export = slot.and_then(Slot::leave);
-        // Closing happens without the lock, when the last reference is dropped.
+        // The export is closed without the lock, when the last reference is dropped.
         drop(places);
         match (export, self.closer.get()) {
             (Some(export), Some(closer)) if found => closer.close(export),

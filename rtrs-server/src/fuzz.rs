@@ -6,8 +6,8 @@
 //! connections halfway, and fall silent; the disk stalls and resumes; the operator disconnects
 //! paths. The server is the daemon's engine, on one or two shards of the simulated fabric. The
 //! target fails on a panic, if the server does not become idle, if its tables are inconsistent, if
-//! it registers more memory than its bound, or if any part of a session remains after its clients
-//! have left. The fuzz crate runs the target with new inputs, the tests with the corpus.
+//! it registers more memory than it may, or if any part of a session remains after its clients have
+//! left. The fuzz crate runs the target with new inputs, and the tests with the corpus.
 
 mod proofs;
 #[cfg(test)]
@@ -87,7 +87,7 @@ impl Input<'_> {
     }
 }
 
-/// A disk in memory that stalls while `held` is set.
+/// An in-memory disk that stalls while `held` is set.
 #[derive(Debug)]
 struct Disk {
     geometry: Geometry,
@@ -165,7 +165,7 @@ struct Clients {
     pd: Arc<dyn ProtectionDomain>,
     memory: Arc<dyn MemoryRegistration>,
     conns: Vec<Conn>,
-    /// Chunks that each path last received.
+    /// Chunks that each path was last given.
     chunks: BTreeMap<u8, Vec<SgDesc>>,
     posted: u64,
     sent: usize,
@@ -384,7 +384,7 @@ impl Rig {
                 };
                 self.post(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) });
             }
-            // A request of raw bytes, with an arbitrary position in the immediate.
+            // A request made of raw bytes, with an arbitrary position in the immediate.
             10 => {
                 let (conn, permit) = (usize::from(input.byte()?), input.byte()?);
                 let (offset, len) = (u32::from(input.short()?), usize::from(input.byte()?));

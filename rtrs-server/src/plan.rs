@@ -51,9 +51,9 @@ pub struct Plan {
     pub settings: Settings,
     /// Portals to listen on.
     pub listen: Listen,
-    /// Configuration file, if one was named.
+    /// Configuration file, if one was given.
     pub config: Option<PathBuf>,
-    /// Links of `exports-dir` that lead nowhere.
+    /// Dangling links in `exports-dir`.
     pub(crate) dangling: Vec<PathBuf>,
 }
 
@@ -94,7 +94,7 @@ impl Plan {
         u32::try_from(self.settings.chunk_size.bytes()).unwrap_or(u32::MAX)
     }
 
-    /// Refuses links of `exports-dir` that lead nowhere.
+    /// Refuses dangling links in `exports-dir`.
     ///
     /// # Errors
     /// [`ErrorKind::ConfigFile`], naming the first link.
@@ -105,7 +105,7 @@ impl Plan {
         Err(Error::new(ErrorKind::ConfigFile, text))
     }
 
-    /// Whether the server may start without some files of `exports-dir`. It may not if a missing
+    /// Whether the server may start without some files in `exports-dir`. It may not if a missing
     /// file could hold the only access list, as the other exports would be open to everyone.
     pub(crate) fn may_lack_files(&self) -> bool {
         let set = &self.settings;
@@ -120,7 +120,7 @@ impl Plan {
     /// portal needs it.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
+    /// [`ErrorKind::Usage`] if there are no exports, [`ErrorKind::Export`] for a target,
     /// [`ErrorKind::Listen`] for a portal, [`ErrorKind::InUse`] for a run directory.
     pub fn check(&self) -> Result<(), Error> {
         self.check_for_start()?;
@@ -391,7 +391,7 @@ pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), 
     )))
 }
 
-/// Resolves a path whose last parts may be missing: the file may appear while the server runs.
+/// Resolves a path whose last components may be missing: the file may appear while the server runs.
 fn resolve(path: &Path, links: u32) -> PathBuf {
     if let Ok(path) = fs::canonicalize(path) {
         return path;
@@ -409,7 +409,7 @@ fn resolve(path: &Path, links: u32) -> PathBuf {
     let mut resolved = resolve(parent, links);
     match path.file_name() {
         Some(name) => resolved.push(name),
-        // The path ends with two dots.
+        // The path ends with `..`.
         None => {
             resolved.pop();
         }
@@ -483,7 +483,7 @@ fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsC
     })
 }
 
-/// Wraps an error in certificates or keys.
+/// Wraps an error that concerns certificates or keys.
 pub(crate) fn unusable(error: TlsConfigError) -> Error {
     Error::with_source(ErrorKind::Listen, "bad certificates or keys", error)
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use rtrs_core::settings::ByteSize;
 use serde::{Deserialize, Serialize};
 
-/// Maximum rates of an export, over all of its sessions together.
+/// Maximum rates of an export, across all its sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RateLimits {

@@ -1,8 +1,8 @@
 //! The lock between commands that save exports and `reload`.
 //!
-//! A `reload` between changing an export and writing its file would read the old file and undo the
-//! change. Commands therefore hold the lock exclusively, and reloads share it. The lock is a file
-//! beside the control socket, which only those who may use the socket can open.
+//! If a `reload` ran after an export was changed but before the file was written, it would read the
+//! old file and undo the change. Commands therefore hold the lock exclusively, while reloads share
+//! it. The lock is a file next to the control socket; only users of the socket can open it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -21,11 +21,11 @@ const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// Time between attempts.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// The lock of a server.
+/// A server's lock.
 #[derive(Debug)]
 pub(crate) struct SaveLock(PathBuf);
 
-/// Removes the file of a lock when it is dropped.
+/// Removes the lock's file when dropped.
 #[derive(Debug)]
 pub(crate) struct LockFile(PathBuf);
 
@@ -38,7 +38,7 @@ impl Drop for LockFile {
 }
 
 impl SaveLock {
-    /// Creates the lock of a server with this control socket, and its file.
+    /// Creates the lock for the server with this control socket, and its file.
     ///
     /// # Errors
     /// If the file cannot be created.
@@ -50,8 +50,8 @@ impl SaveLock {
         Ok((Self(path.clone()), LockFile(path)))
     }
 
-    /// Acquires the lock for a reload. Returns None if commands hold it for too long or the lock
-    /// cannot be opened: the reload may have to end sessions, so it goes ahead.
+    /// Acquires the lock for a reload. Returns None if commands hold it for too long or it cannot
+    /// be opened; the reload then goes ahead, because it may have to end sessions.
     pub(crate) fn share(&self) -> Option<File> {
         let locked = File::open(&self.0)
             .and_then(|file| acquire(&file, File::try_lock_shared, RELOAD_PATIENCE).map(|()| file));
@@ -64,7 +64,7 @@ impl SaveLock {
     }
 }
 
-/// Acquires the lock for a command to the server with this control socket.
+/// Acquires the lock for a command sent to the server with this control socket.
 ///
 /// # Errors
 /// [`ErrorKind::System`] if another command or a reload holds it for too long.
@@ -75,7 +75,7 @@ pub(crate) fn acquire_for_command(socket: &Path) -> Result<File, Error> {
     locked.map_err(|error| not_locked(&path, error))
 }
 
-/// Acquires the lock of a directory for a command, so that commands to two servers do not overwrite
+/// Acquires the lock on a directory for a command, so that commands to two servers do not overwrite
 /// each other's changes to a file.
 ///
 /// # Errors
@@ -143,7 +143,7 @@ mod tests {
         assert!(is_refused(File::try_lock_shared));
         assert!(is_refused(File::try_lock));
         drop(command);
-        // A program started by another test briefly holds a copy of the descriptor.
+        // A program started by another test may briefly hold a copy of the descriptor.
         let free = File::open(path_beside(&socket)).unwrap();
         acquire(&free, File::try_lock_shared, Duration::from_secs(60)).unwrap();
         drop(file);

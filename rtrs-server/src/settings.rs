@@ -1,6 +1,6 @@
-//! Settings of the server, each declared once: flag, key of the YAML file, default, help.
+//! The server's settings, each declared once with its flag, YAML key, default and help.
 //!
-//! Owns [`Settings`]. A value that is invalid by itself is refused where it is read; `plan.rs`
+//! Owns [`Settings`]. A value that is invalid on its own is refused where it is read; `plan.rs`
 //! validates combinations of values.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
@@ -312,8 +312,8 @@ impl Settings {
         self.half_open_max.get().map_or(auto, Int::get)
     }
 
-    /// Adds the exports of the files in `exports-dir`, or in `exports.d` next to the configuration
-    /// file, and records which directory that is. Returns links that lead nowhere.
+    /// Adds the exports from the files in `exports-dir`, or in `exports.d` next to the
+    /// configuration file, and records which directory was used. Returns the dangling links.
     ///
     /// # Errors
     /// `ErrorKind::ConfigFile` and `ErrorKind::Config`, with name, line and remedy.

@@ -1,19 +1,19 @@
 //! The state directory: data that a server keeps across restarts on the same host.
 //!
-//! Owns [`StateDir`]: one file for each writable export, with the export's epoch
+//! Owns [`StateDir`]: one file for each writable export, containing the export's epoch
 //! (`engine/epoch_file.rs`). The file is allocated when the export is opened, so that an epoch can
-//! be saved even if the disk is full. A thread saves, so that no shard waits for a disk; increments
-//! that arrive while a file is being written are included in the next save. A file that cannot be
-//! written is cleared. If that fails too, the save is retried until it succeeds; until then the
-//! epoch does not count as saved.
+//! be saved even if the disk is full. A separate thread saves, so that no shard waits for a disk;
+//! increments that arrive while a file is being written are included in the next save. A file that
+//! cannot be written is cleared. If that fails too, the save is retried until it succeeds; until
+//! then the epoch does not count as saved.
 //!
 //! A file is named after the export's key: the ID of the file or disk, so that its epoch is found
-//! under every name and path, or the name and target if it has no ID. Several servers may share a
+//! under any name and path, or the name and target if it has no ID. Several servers may share a
 //! directory, but not a file: a server that may change the export holds a lock on `KEY.lock` next
 //! to the file for as long as it serves the export. Otherwise one server could overwrite what
 //! another has saved, and a client would miss a loss.
 //!
-//! A second file of each export lists its last writers (`writers_file.rs`), under the same lock.
+//! A second file for each export lists its last writers (`writers_file.rs`), under the same lock.
 //!
 //! If the directory cannot be used, every start of the server counts as a new cache epoch: clients
 //! may then see a loss that did not happen, but never miss one.
@@ -52,7 +52,7 @@ pub(crate) use probe::check_directory;
 use saver::{Save, Saver};
 use writers_file::WritersSave;
 
-/// Maximum number of characters of an export's name in its file name.
+/// Maximum number of characters of an export's name used in its file name.
 const STEM_MAX: usize = 40;
 
 /// Maximum time that an open waits for a save of the same export.
@@ -65,7 +65,7 @@ const SLOW: Duration = Duration::from_secs(5);
 /// down.
 const TAKEN_MAX: Duration = Duration::from_secs(5);
 
-/// Error: another server holds the export's epoch in the same directory.
+/// Error: another server using the same directory holds the export's epoch.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "another server keeps the epoch of this target in {}; give each server a --state-dir of its \
@@ -77,7 +77,7 @@ pub(crate) struct Taken(PathBuf);
 #[derive(Debug)]
 pub(crate) struct StateDir {
     store: Option<Arc<Files>>,
-    /// Random number of this process, used in epochs that cannot be saved.
+    /// Random number of this process, used for epochs that cannot be saved.
     salt: u64,
     /// Owner of the directory, for a server that starts as root and then runs as another user.
     owner: Option<Account>,
@@ -203,7 +203,7 @@ impl StateDir {
         Ok((epoch, writers))
     }
 
-    /// Warns if a save of last writers is slow, once for each such save.
+    /// Warns if a save of last writers is slow, once per save.
     pub(crate) fn warn_of_slow_save(&self) {
         if let Some(files) = self.store.as_ref().filter(|files| files.writers.take_slow(SLOW)) {
             tracing::warn!(
@@ -214,15 +214,15 @@ impl StateDir {
         }
     }
 
-    /// Waits up to `within` until the last writers of all open exports are saved. Returns whether
-    /// they are.
+    /// Waits up to `within` for the last writers of all open exports to be saved. Returns whether
+    /// they were.
     pub(crate) fn save_writers(&self, within: Duration) -> bool {
         self.store.as_ref().is_none_or(|files| files.writers.finish(within))
     }
 }
 
 /// Tests whether the state directory can be used, without creating anything. If not, returns the
-/// warning that a start would log.
+/// warning that the server would log at startup.
 pub(crate) fn check_state_dir(given: Option<&Path>, owner: Option<&Account>) -> Option<String> {
     let checked = match state_dir(given) {
         Some(dir) => check_directory(&dir, "epochs", owner),
@@ -262,7 +262,7 @@ impl Files {
         fs::create_dir_all(&dir)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
         probe::try_write(&dir)?;
-        // Two threads, so that no epoch waits for lists of writers.
+        // Two threads, so that saving an epoch never waits for a list of writers.
         let (epochs, writers) = (Saver::start("state")?, Saver::start("state-writers")?);
         Ok(Self { dir, epochs, writers, claims: Mutex::default(), taken_max: TAKEN_MAX })
     }
@@ -345,7 +345,7 @@ impl Files {
                     tracing::debug!("{}: cannot be locked here: {error}", lock.display());
                 }
             }
-            // The previous holder of the lock may have removed the name.
+            // The previous holder of the lock may have removed the lock file.
             let named = fs::metadata(&lock).is_ok_and(|meta| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (meta.dev(), meta.ino()))
             });
@@ -382,7 +382,7 @@ impl EpochStore for Claimed {
     }
 }
 
-/// Store of a read-only export: another server may write the file.
+/// Store for a read-only export: another server may write the file.
 #[derive(Debug)]
 struct ReadOnly;
 
@@ -438,7 +438,7 @@ mod tests {
     impl Scratch {
         fn new(name: &str) -> Self {
             let name = format!("rtrs-state-{}-{name}", std::process::id());
-            // In memory, because a sync of a busy disk may take longer than an open waits for.
+            // In memory, because a sync to a busy disk may take longer than an open waits for.
             let memory = PathBuf::from("/dev/shm");
             let parent = if memory.is_dir() { memory } else { env::temp_dir() };
             let dir = parent.join(name);
@@ -599,7 +599,7 @@ mod tests {
         let second = &states[1];
         thread::scope(|scope| {
             let waiting = scope.spawn(|| second.epoch("vol=/a/b", false).map(drop).is_ok());
-            // Time to begin waiting.
+            // Give it time to begin waiting.
             thread::sleep(Duration::from_millis(50));
             let (opened, other) = mpsc::channel();
             scope.spawn(move || opened.send(second.epoch("other=/a/c", false).is_ok()));

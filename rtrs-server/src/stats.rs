@@ -1,7 +1,7 @@
 //! Counters per path and shard, summed when they are read.
 //!
-//! Each shard writes only its own counters, so that counting costs a plain addition. A reader sees
-//! each number whole, but different numbers may come from slightly different times.
+//! Each shard writes only its own counters, so counting costs only a plain addition. A reader never
+//! sees a torn number, but different numbers may come from slightly different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,12 +27,12 @@ use crate::rate_limits::RateLimits;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds a number. Only for the shard that owns the counter.
+    /// Adds a number. Only the shard that owns the counter may call this.
     pub fn add(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
-    /// Subtracts a number. Only for the shard that owns the counter.
+    /// Subtracts a number. Only the shard that owns the counter may call this.
     pub fn sub(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
     }
@@ -93,26 +93,26 @@ counters! {
     controls,
     /// Requests answered with an error.
     errors,
-    /// Requests, or steps of requests, that the disk or file failed.
+    /// Requests, or steps of requests, that failed at the disk or file.
     device_errors,
     /// Impossible states that ended a path: bugs of this server.
     internal_errors,
     /// Requests that waited for the original request on another path.
     replays,
-    /// Requests now in flight that wait for an older write to the same range, which a closed path
-    /// left running.
+    /// Requests now in flight that are waiting for an older write to the same range, which a closed
+    /// path left running.
     blocked,
     /// Requests now in flight.
     inflight,
     /// Nanoseconds from arrival to answer, summed over all requests.
     busy_ns,
-    /// Part of `busy_ns` that was spent at the disk or file.
+    /// Portion of `busy_ns` that was spent at the disk or file.
     backend_ns,
 }
 
 impl ShardCounters {
     /// Records an answer, before it is sent. `good` says whether it reports success, `io` is the
-    /// operation and whether it had to be durable, `bytes` the length.
+    /// operation and whether it had to be durable, and `bytes` is the length.
     pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, took: ServerTimes) {
         self.busy_ns.add(took.total_ns());
         self.backend_ns.add(took.backend_ns);
@@ -232,13 +232,13 @@ pub struct ShardExportCounters {
     ops: [OpCounters; 6],
     queue: TimeCounters,
     backend: TimeCounters,
-    /// Requests, or steps of requests, that the disk or file failed.
+    /// Requests, or steps of requests, that failed at the disk or file.
     pub device_errors: Counter,
     /// Requests that found the device's queue full.
     pub queue_full: Counter,
-    /// Requests that rate limits delayed.
+    /// Requests that were delayed by rate limits.
     pub throttled: Counter,
-    /// Nanoseconds that rate limits delayed requests, counted when a wait ends.
+    /// Nanoseconds by which rate limits delayed requests, counted when each wait ends.
     pub throttled_ns: Counter,
 }
 
@@ -274,13 +274,13 @@ pub struct ExportTotals {
     pub queue: Times,
     /// Times at the disk or file.
     pub backend: Times,
-    /// Requests, or steps of requests, that the disk or file failed.
+    /// Requests, or steps of requests, that failed at the disk or file.
     pub device_errors: u64,
     /// Requests that found the device's queue full.
     pub queue_full: u64,
-    /// Requests that rate limits delayed.
+    /// Requests that were delayed by rate limits.
     pub throttled: u64,
-    /// Nanoseconds that rate limits delayed requests, counted when a wait ends.
+    /// Nanoseconds by which rate limits delayed requests, counted when each wait ends.
     pub throttled_ns: u64,
 }
 
@@ -340,7 +340,7 @@ pub struct ShardReport {
     pub internal_errors: u64,
 }
 
-/// A path, as statistics show it.
+/// A path, as shown in statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathSnapshot {
     /// Number of the path on this server, never reused.
@@ -354,7 +354,7 @@ pub struct PathSnapshot {
     /// Cipher suite; None if the path is not encrypted.
     #[serde(default)]
     pub cipher: Option<String>,
-    /// How the client authenticated; None if it did not.
+    /// Authentication method; None if the client did not authenticate.
     #[serde(default)]
     pub auth: Option<PathAuth>,
     /// Address of the client.
@@ -363,7 +363,7 @@ pub struct PathSnapshot {
     pub local: String,
     /// Number of connections of the complete path.
     pub connections: u16,
-    /// Whether each request gets a fresh key for its chunk (`always-invalidate`).
+    /// Whether each request uses a fresh key for its chunk (`always-invalidate`).
     #[serde(default)]
     pub fresh_keys: bool,
     /// Milliseconds since the first connection.
@@ -503,7 +503,7 @@ choices! {
 /// A session that has an export open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportUser {
-    /// Number of the session.
+    /// ID of the session.
     pub session: String,
     /// Name of the session.
     pub name: Option<String>,
@@ -514,7 +514,7 @@ pub struct ExportUser {
     pub peers: BTreeSet<IpAddr>,
 }
 
-/// IO of all sessions on an export.
+/// IO of all sessions to an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ExportIo {
@@ -532,9 +532,9 @@ pub struct ExportIo {
     pub errors: u64,
     /// Nanoseconds from arrival to answer, summed over all IOs.
     pub busy_ns: u64,
-    /// Requests that rate limits delayed.
+    /// Requests that were delayed by rate limits.
     pub throttled: u64,
-    /// Nanoseconds that rate limits delayed requests, counted when a wait ends.
+    /// Nanoseconds by which rate limits delayed requests, counted when each wait ends.
     pub throttled_ns: u64,
     /// Latency histogram of all IOs.
     pub times: Vec<Bucket>,
@@ -561,7 +561,7 @@ impl From<&ExportTotals> for ExportIo {
     }
 }
 
-/// An export, as statistics show it.
+/// An export, as shown in statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportSnapshot {
     /// Name that clients open.
@@ -582,7 +582,7 @@ pub struct ExportSnapshot {
     pub found: bool,
     /// Sessions that have it open.
     pub open_by: Vec<ExportUser>,
-    /// Requests that the disk or file failed.
+    /// Requests that failed at the disk or file.
     pub device_errors: u64,
     /// IO of all sessions since it was exported.
     #[serde(default)]
@@ -607,7 +607,7 @@ pub struct ExportSnapshot {
 }
 
 impl ExportSnapshot {
-    /// Reason and the server's reaction to it.
+    /// Reason, and the server's reaction to it.
     pub(crate) fn explained(&self) -> Option<String> {
         let why = self.reason.as_ref()?;
         Some(if self.unread { why.clone() } else { format!("{why}; {TRIES_AGAIN}") })
@@ -627,7 +627,7 @@ pub enum AccessLimit {
     Before,
 }
 
-/// Memory of the chunks of all sessions, as statistics show it.
+/// Memory of all sessions' chunks, as shown in statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySnapshot {
     /// Bytes in use: chunks that were written over TCP, and all chunks over RDMA.
@@ -636,7 +636,7 @@ pub struct MemorySnapshot {
     pub max_bytes: u64,
 }
 
-/// A session, as statistics show it.
+/// A session, as shown in statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSnapshot {
     /// Random ID of the session, chosen by the client.
@@ -655,28 +655,28 @@ pub struct SessionSnapshot {
     pub version: u8,
     /// Milliseconds since the first connection.
     pub age_ms: u64,
-    /// Number of chunks of each path.
+    /// Number of chunks per path.
     #[serde(default)]
     pub queue_depth: u16,
     /// Bytes of the session's chunks that count against `memory-max`.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Number of permits now held.
+    /// Number of permits currently held.
     pub permits_held: usize,
     /// Exports that the session has open.
     pub opens: Vec<OpenSnapshot>,
-    /// IO of all paths, including former ones.
+    /// IO of all paths, including those that have ended.
     pub io: IoTotals,
     /// Paths of the session.
     pub paths: Vec<PathSnapshot>,
 }
 
-/// Milliseconds of a duration, saturating.
+/// Converts a duration to milliseconds, saturating.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Microseconds of a duration, saturating.
+/// Converts a duration to microseconds, saturating.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! The session reads at queue depth 32 over TCP on loopback (`rtrs-client bench`), and every few
-//! seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
-//! second come from 127.0.1.x. They alternate between these kinds: opened and closed; silent; half
-//! of an MPA request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections
-//! that the server keeps open are closed after `--hold` seconds. In the `baseline`, the same crowd
-//! connects to a port that only accepts and closes connections; baseline and crowd alternate
-//! `--rounds` times. All counts and times are bounded, and all traffic stays on loopback. With
-//! `--tls RATE` the session uses tls://, and a known client performs RATE full handshakes per
+//! seconds the server ends its path (`session disconnect`). At the same time, `--rate` connections
+//! per second come from 127.0.1.x. They alternate between these kinds: opened and closed; silent;
+//! half of an MPA request; a CON_REQ and nothing more; a complete handshake without an OPEN.
+//! Connections that the server keeps open are closed after `--hold` seconds. In the `baseline`, the
+//! same crowd connects to a port that only accepts and closes connections; baseline and crowd
+//! alternate `--rounds` times. All counts and times are bounded, and all traffic stays on loopback.
+//! With `--tls RATE` the session uses tls://, and a known client performs RATE full handshakes per
 //! second in addition to the crowd.
 #![forbid(unsafe_code)]
 
@@ -148,7 +148,7 @@ fn open(target: SocketAddr, n: u64) -> std::io::Result<TcpStream> {
 }
 
 impl CrowdConn {
-    /// Takes the steps that are due. Returns false when the connection has ended.
+    /// Performs the steps that are due. Returns false if the connection has ended.
     fn step(&mut self, now: Instant) -> bool {
         let mut buffer = [0; 1024];
         loop {

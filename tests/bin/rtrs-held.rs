@@ -1,5 +1,5 @@
 //! `rtrs-server` with a disk that can hold a write on command, for `tests/system/faults.rs` only.
-//! It accepts the server's flags. Files in the directory `RTRS_HELD_DIR` are its commands and its
+//! It accepts the server's flags. Files in the directory `RTRS_HELD_DIR` are its commands and
 //! reports:
 //!
 //! | file | made by | means |
@@ -70,7 +70,7 @@ fn look(dir: &Path, handle: &PauseHandle) -> io::Result<()> {
         fs::rename(&hold, &armed)?;
     }
     if armed.exists() && handle.held() > 0 {
-        // No later write is held, not even a resent copy of this write.
+        // No later write is held, not even a resend of this one.
         handle.hold_range(&[IoOp::Write], 0..0);
         fs::rename(&armed, &holding)?;
     }

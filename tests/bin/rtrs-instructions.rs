@@ -6,8 +6,8 @@
 //! one set of counts for each combination of compiler, C library and kind of processor, since all
 //! of these affect the counts.
 //!
-//! Exit codes: 0 all counts agree, 1 a count differs or a scene failed, 2 wrong usage, 3 this
-//! machine cannot be compared: valgrind is missing, or the baseline does not know this toolchain.
+//! Exit codes: 0 all counts agree, 1 a count differs or a scene failed, 2 usage error, 3 this
+//! machine cannot be compared: valgrind is missing, or the baseline lacks this toolchain.
 #![forbid(unsafe_code)]
 
 #[path = "rtrs-instructions/iwarp.rs"]
@@ -75,7 +75,7 @@ impl Scene {
     }
 
     /// Functions whose instructions are counted, including those they call; if empty, the whole
-    /// program counts. The functions must not call each other.
+    /// program is counted. The functions must not call each other.
     fn functions(self) -> &'static [&'static str] {
         match self {
             Self::SessionRead | Self::SessionWrite => &[
@@ -105,7 +105,7 @@ impl Scene {
     }
 }
 
-/// Instructions of a request, measured and stored.
+/// Instructions per request, measured and stored.
 #[derive(Debug, Serialize)]
 struct Line {
     scene: String,
@@ -116,8 +116,8 @@ struct Line {
 }
 
 impl Line {
-    /// Measures a scene. A busy machine can only add turns that find nothing to do, so the lowest
-    /// of several counts is the most accurate.
+    /// Measures a scene. A busy machine can only add iterations that find nothing to do, so the
+    /// lowest of several counts is the most accurate.
     fn measure(scene: Scene, baseline: Option<u64>) -> Result<Self, String> {
         let mut line =
             Self { scene: scene.name(), instructions: u64::MAX, baseline, percent: None };
@@ -204,7 +204,7 @@ fn print(output: Format, key: &str, lines: &[Line]) {
     }
 }
 
-/// Describes everything but the code that affects the counts. Returns None if a program is missing.
+/// Describes what affects the counts apart from the code. Returns None if a program is missing.
 fn toolchain() -> Option<String> {
     let run = |program: &str, args: &[&str]| {
         let output = Command::new(program).args(args).output().ok()?;

@@ -1,6 +1,6 @@
-//! Runs the simulator: one seed with its log, or many with progress.
+//! Runs the simulator: one seed, showing its log, or many, showing progress.
 //!
-//! Exit codes: 0 all seeds passed, 1 a seed failed, 2 wrong usage.
+//! Exit codes: 0 all seeds passed, 1 a seed failed, 2 usage error.
 #![forbid(unsafe_code)]
 
 #[path = "rtrs-sim/mutants.rs"]
@@ -96,7 +96,7 @@ struct Failed {
     replay: String,
 }
 
-/// Result of a call.
+/// Result of a run of this program.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
     seeds: u64,
@@ -110,7 +110,7 @@ struct Summary {
 }
 
 thread_local! {
-    /// Running seed, for the message of an engine that panics.
+    /// Seed that is running, for the message printed when an engine panics.
     static RUNNING: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -132,7 +132,7 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     RUNNING.set(seed);
     let sink: Option<Sink> = if log {
         Some(Box::new(|line: &str| {
-            // A closed output is not a reason to stop.
+            // Closed output is not a reason to stop.
             let _ = writeln!(std::io::stdout().lock(), "{line}");
         }))
     } else {
@@ -156,7 +156,7 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
 /// Seeds still to run.
 #[derive(Debug)]
 struct Seeds {
-    /// Seeds that once failed, which come first.
+    /// Seeds that failed earlier; these come first.
     kept: VecDeque<u64>,
     next: u64,
     last: Option<u64>,
@@ -179,7 +179,7 @@ impl Iterator for Seeds {
 }
 
 impl Summary {
-    /// Adds the result of a seed. Returns false if no more are to run.
+    /// Adds the result of a seed. Returns false if no more seeds are to be run.
     fn note(&mut self, seed: u64, outcome: Outcome, args: &Args) -> bool {
         self.seeds += 1;
         self.stats.add(&outcome.stats);
@@ -246,7 +246,7 @@ fn main() -> ExitCode {
         return mutants::main(which, args.seed, args.seeds.clone(), format);
     }
     let plant = args.plant.unwrap_or_default();
-    // An engine that panics is a failed seed too; later seeds have no result.
+    // A panic in an engine also counts as a failed seed; later seeds have no result.
     let again = args.clone();
     std::panic::set_hook(Box::new(move |info| {
         let seed = RUNNING.get();

@@ -1,6 +1,6 @@
 //! Tests of two gateways for one Ceph image: fio writes through one session and verifies, while the
 //! export moves between the gateways in every way. Then fio writes other data to the same blocks,
-//! and the former gateway's fault ends: its late writes would be detected. The longest IO of each
+//! and the previous gateway's fault ends: its late writes would be detected. The longest IO in each
 //! round is printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind (1 by default).
 
 use std::time::{Duration, Instant};
@@ -10,20 +10,20 @@ use rtrs_tests::{
     Cable, Client, Proc, STOP_TIME_MAX, Server, ServerBuilder, requires, skip, wait_for,
 };
 
-/// Writes per second; a round has 4096.
+/// Writes per second; a round consists of 4096.
 const RATE: u32 = 500;
 /// Time for which a gateway is frozen.
 const FROZEN: Duration = Duration::from_secs(20);
-/// Maximum time for fio, which verifies after it has written.
+/// Maximum time for fio, which verifies what it has written.
 const ROUND_MAX: Duration = Duration::from_secs(180);
-/// Maximum time for a change of the active gateway.
+/// Maximum time for the active gateway to change.
 const MOVE_MAX: Duration = Duration::from_secs(60);
 
 fn rounds() -> usize {
     std::env::var("RTRS_GATEWAY_ROUNDS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
 }
 
-/// Two gateways for an image, and a client with a path to each.
+/// Two gateways to an image, and a client with a path to each.
 struct Pair {
     ceph: &'static Ceph,
     image: &'static str,
@@ -57,7 +57,7 @@ impl Pair {
         }
         let cable = Cable::lay_all(2)?;
         cable.server(&["link", "set", "lo", "up"]);
-        // The cluster ends with the tests.
+        // The cluster is stopped when the tests end.
         let ceph = Box::leak(Box::new(Ceph::start_at(cable.hosts()[1].pid())?));
         Some(Self::over(Some(cable), ceph, image, options))
     }
@@ -119,7 +119,7 @@ impl Pair {
         });
     }
 
-    /// Returns how often a gateway has logged that another one has taken over.
+    /// Returns how often a gateway has logged that the other has taken over.
     fn losses(&mut self, number: usize) -> usize {
         let words = [
             "the cluster refuses this server, as another has taken over: its sessions",
@@ -164,7 +164,7 @@ impl Pair {
         self.pass += 1;
         let _ = self.fio(&["--do_verify=0"]).wait(ROUND_MAX).ok();
         end(self, active, under_way);
-        // No late write of the former gateway has landed since.
+        // No late write from the previous gateway has landed since.
         let _ = self.fio(&["--verify_only=1"]).wait(ROUND_MAX).ok();
         Duration::from_nanos(job["write"]["clat_ns"]["max"].as_u64().expect("the longest write"))
     }
@@ -221,7 +221,7 @@ fn command(program: &str, args: &[&str]) -> std::process::Command {
 #[test]
 fn planned_moves_and_a_stalled_osd_lose_nothing() {
     let Some(mut pair) = Pair::start("planned", &[]) else { return };
-    // Other tests get their clients blocklisted in the same cluster.
+    // Other tests cause their clients to be blocklisted in the same cluster.
     let mut ours = pair.watchers();
     let drain = |pair: &mut Pair, active| {
         let _ = pair.gateway(active).command(&["export", "drain", "vol0"]).ok();
@@ -261,7 +261,7 @@ fn a_killed_gateway_loses_nothing() {
 
 #[test]
 fn a_frozen_gateway_writes_nothing_when_it_resumes() {
-    // Heartbeats end the path of the frozen gateway while its system still acknowledges.
+    // Heartbeats end the frozen gateway's path while its kernel still acknowledges data.
     let fast = ["--heartbeat", "200ms", "--heartbeat-missed-max", "5"];
     let Some(mut pair) = Pair::start("frozen", &fast) else { return };
     let freeze = |pair: &mut Pair, active| {

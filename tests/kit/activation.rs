@@ -1,4 +1,4 @@
-//! Socket activation: starts programs with listening sockets passed as systemd passes them.
+//! Socket activation: starts programs and passes listening sockets to them as systemd does.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ impl Activation {
     /// Adds a listener on a free port of an address. Returns the address with the port.
     ///
     /// # Panics
-    /// Panics when the system refuses.
+    /// Panics if the system refuses.
     #[must_use]
     pub fn tcp(self, name: &str, address: &str) -> (Self, SocketAddr) {
         let listener = TcpListener::bind((address, 0)).expect("a port");
@@ -44,7 +44,7 @@ impl Activation {
     /// Adds a listener on a unix socket.
     ///
     /// # Panics
-    /// Panics when the system refuses.
+    /// Panics if the system refuses.
     #[must_use]
     pub fn unix(self, name: &str, path: &Path) -> Self {
         let listener = UnixListener::bind(path).expect("a socket");
@@ -55,7 +55,7 @@ impl Activation {
     /// Starts a program with the sockets.
     ///
     /// # Panics
-    /// Panics when it cannot be started.
+    /// Panics if it cannot be started.
     #[must_use]
     pub fn start(&self, program: &Command) -> Proc {
         let duplicate = |at: usize| {

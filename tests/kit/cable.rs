@@ -34,7 +34,7 @@ impl Netns {
     }
 }
 
-/// Veth pairs, each with the client's end and the server's.
+/// Veth pairs, each with a client end and a server end.
 #[derive(Debug)]
 pub struct Cable {
     ends: [Proc; 2],
@@ -50,16 +50,16 @@ impl Cable {
     /// returns `None`.
     ///
     /// # Panics
-    /// Panics when it should be possible and fails.
+    /// Panics if it should be possible but fails.
     #[must_use]
     pub fn lay() -> Option<Self> {
         Self::lay_all(1)
     }
 
-    /// Lays this many cables between two new hosts; the first is the one of [`Self::lay`].
+    /// Lays `count` cables between two new hosts; the first is the same as in [`Self::lay`].
     ///
     /// # Panics
-    /// Panics when it should be possible and fails.
+    /// Panics if it should be possible but fails.
     #[must_use]
     pub fn lay_all(count: usize) -> Option<Self> {
         if !requires(&["ip", "nsenter", "unshare"]) {
@@ -99,7 +99,7 @@ impl Cable {
         wait_for("the cable's carrier", COMMAND_TIME_MAX, || carrier().then_some(()));
     }
 
-    /// Returns the names of the ends of a cable.
+    /// Returns the names of a cable's ends.
     fn links(number: usize) -> [String; 2] {
         [2 * number, 2 * number + 1].map(|end| format!("cable{end}"))
     }
@@ -131,7 +131,7 @@ impl Cable {
     /// Runs `ip` on the client's host.
     ///
     /// # Panics
-    /// Panics when it fails.
+    /// Panics if it fails.
     pub fn client(&self, words: &[&str]) {
         let _ = ip(self.hosts()[0], words);
     }
@@ -139,17 +139,17 @@ impl Cable {
     /// Runs `ip` on the server's host.
     ///
     /// # Panics
-    /// Panics when it fails.
+    /// Panics if it fails.
     pub fn server(&self, words: &[&str]) {
         let _ = ip(self.hosts()[1], words);
     }
 
-    /// Takes the far end down: the client's link loses its carrier and keeps everything else.
+    /// Takes the far end down: the client's link loses its carrier but keeps everything else.
     pub fn pull(&self) {
         self.pull_one(0);
     }
 
-    /// Brings the far end up again.
+    /// Brings the far end back up.
     pub fn plug(&self) {
         self.plug_one(0);
     }
@@ -159,16 +159,16 @@ impl Cable {
         self.server(&["link", "set", &Self::links(number)[1], "down"]);
     }
 
-    /// Plugs one of several cables in again.
+    /// Plugs one of several cables back in.
     pub fn plug_one(&self, number: usize) {
         self.server(&["link", "set", &Self::links(number)[1], "up"]);
     }
 
-    /// Makes the server's hardware address permanent on the client: packets to it are lost without
-    /// an error while the cable is pulled.
+    /// Makes the server's hardware address permanent on the client, so packets to it are lost
+    /// without an error while the cable is pulled.
     ///
     /// # Panics
-    /// Panics when the address cannot be determined.
+    /// Panics if the address cannot be determined.
     pub fn know_server(&self) {
         let shown = ip(self.hosts()[1], &["link", "show", "cable1"]);
         let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether").skip(1);

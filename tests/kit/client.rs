@@ -21,12 +21,12 @@ use crate::{COMMAND_TIME_MAX, wait_for};
 pub enum Front {
     /// A unix socket at this path.
     Unix(PathBuf),
-    /// A port of 127.0.0.1.
+    /// A port on 127.0.0.1.
     Tcp(u16),
 }
 
 impl Front {
-    /// Returns the `attach` option for this front.
+    /// Returns the `attach` option for this address.
     #[must_use]
     pub fn args(&self) -> [String; 2] {
         match self {
@@ -35,7 +35,7 @@ impl Front {
         }
     }
 
-    /// Returns the NBD URI of an export at this front.
+    /// Returns the NBD URI of an export at this address.
     #[must_use]
     pub fn uri(&self, export: &str) -> String {
         match self {
@@ -59,21 +59,21 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Passes these sockets of a service manager to the process in the foreground.
+    /// Passes these sockets to the foreground process, as a service manager does.
     #[must_use]
     pub fn activated(mut self, sockets: &Activation) -> Self {
         self.activation = Some(sockets.clone());
         self
     }
 
-    /// Runs a different program in the foreground, one that accepts the flags of `attach`.
+    /// Runs a different program, which must accept the flags of `attach`, in the foreground.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
         self.program = Some(name);
         self
     }
 
-    /// Sets an environment variable of the process in the foreground.
+    /// Sets an environment variable of the foreground process.
     #[must_use]
     pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.envs.push((name, value.into()));
@@ -94,7 +94,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Serves NBD on a free port of 127.0.0.1.
+    /// Serves NBD on a free port on 127.0.0.1.
     #[must_use]
     pub fn tcp(self) -> Self {
         self.front(Front::Tcp(free_port()))
@@ -127,7 +127,7 @@ impl ClientBuilder {
     /// Attaches; returns when `attach` has returned 0.
     ///
     /// # Panics
-    /// Panics when it fails or takes too long.
+    /// Panics if it fails or takes too long.
     #[must_use]
     pub fn start(self) -> Client {
         let (client, finished) = self.try_start();
@@ -154,7 +154,7 @@ impl ClientBuilder {
     /// Attaches with `--foreground`; waits until the client reports that it is ready.
     ///
     /// # Panics
-    /// Panics when it does not come up in time.
+    /// Panics if it does not come up in time.
     #[must_use]
     pub fn start_foreground(self) -> Client {
         let mut client = self.handle();
@@ -235,20 +235,20 @@ impl Client {
         command
     }
 
-    /// Runs `rtrs-client WORDS --run-dir ...` to its end.
+    /// Runs `rtrs-client WORDS --run-dir ...` to completion.
     ///
     /// # Panics
-    /// Panics when it does not end in time.
+    /// Panics if it does not end in time.
     #[must_use]
     pub fn command<S: AsRef<str>>(&self, words: &[S]) -> Finished {
         Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
     }
 
-    /// Runs a command that is refused while NBD clients are connected. The session notices slightly
-    /// later that their connections have closed: the command is repeated until then.
+    /// Runs a command that is refused while NBD clients are connected. The session takes a moment
+    /// to notice that their connections have closed; until then, the command is repeated.
     ///
     /// # Panics
-    /// Panics when the command is refused for [`COMMAND_TIME_MAX`].
+    /// Panics if the command is still refused after [`COMMAND_TIME_MAX`].
     #[must_use]
     pub fn command_without_users<S: AsRef<str>>(&self, words: &[S]) -> Finished {
         wait_for("the NBD clients to be gone", COMMAND_TIME_MAX, || {
@@ -265,7 +265,7 @@ impl Client {
     /// Returns the output of `status -o json` for the session, whether or not it serves IO.
     ///
     /// # Panics
-    /// Panics when the command fails, or its exit code does not fit the session's state.
+    /// Panics if the command fails, or its exit code does not match the session's state.
     #[must_use]
     pub fn status(&self) -> serde_json::Value {
         let done = self.command(&["status", &self.export, "-o", "json"]);
@@ -280,7 +280,7 @@ impl Client {
     /// no more than a second.
     ///
     /// # Panics
-    /// Panics when [`COMMAND_TIME_MAX`] has passed.
+    /// Panics after [`COMMAND_TIME_MAX`].
     pub fn wait_paths(&self, count: usize) {
         wait_for("the session's paths", COMMAND_TIME_MAX, || {
             let status = self.status();
@@ -294,7 +294,7 @@ impl Client {
     /// background process ends soon after.
     ///
     /// # Panics
-    /// Panics when that fails.
+    /// Panics if that fails.
     pub fn detach(&self) {
         let _ = self.command(&["detach", &self.export, "--force"]).ok();
         self.wait_gone(COMMAND_TIME_MAX);
@@ -304,7 +304,7 @@ impl Client {
     /// process loses its command line before its sockets.
     ///
     /// # Panics
-    /// Panics when `limit` has passed.
+    /// Panics after `limit`.
     pub fn wait_gone(&self, limit: Duration) {
         wait_for("the session's process to end", limit, || {
             (self.pids().is_empty() && !self.is_answering()).then_some(())
@@ -331,11 +331,11 @@ impl Client {
         names.filter(is_ours).collect()
     }
 
-    /// Returns the only process of the session. Waits for others to end, such as those of a session
-    /// that was just detached.
+    /// Returns the only process of the session. First waits for others to exit, such as those of a
+    /// session that was just detached.
     ///
     /// # Panics
-    /// Panics when there is no process, or more than one for [`COMMAND_TIME_MAX`].
+    /// Panics if there is no process, or still more than one after [`COMMAND_TIME_MAX`].
     #[must_use]
     pub fn pid(&self) -> u32 {
         wait_for("the session to have one process", COMMAND_TIME_MAX, || {
@@ -348,7 +348,7 @@ impl Client {
     /// Returns the process of a session started in the foreground, so that a test can wait for it.
     ///
     /// # Panics
-    /// Panics when the session was not started in the foreground.
+    /// Panics if the session was not started in the foreground.
     #[must_use]
     pub fn take_foreground(&mut self) -> Proc {
         self.foreground.take().expect("a session in the foreground")
@@ -358,7 +358,7 @@ impl Client {
     /// all threads are stopped.
     ///
     /// # Panics
-    /// Panics when there is no such process.
+    /// Panics if there is no such process.
     pub fn signal(&self, name: &str) {
         let pid = self.pid();
         assert!(send_signal(name, &pid.to_string()), "cannot signal the session");

@@ -1,6 +1,6 @@
-//! Strict parser for the Prometheus text format, version 0.0.4, and scrape client. Written from the
-//! format's specification, independently of the code that produces the text. The parser is stricter
-//! than the format: it also refuses text that Prometheus accepts but conventions forbid.
+//! Strict parser for the Prometheus text format, version 0.0.4, and a scrape client. Written from
+//! the format's specification, independently of the code that produces the text. The parser is
+//! stricter than the format: it also refuses text that Prometheus accepts but conventions forbid.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -42,7 +42,7 @@ pub struct Family {
     pub samples: Vec<Sample>,
 }
 
-/// All metrics of a text.
+/// All metrics in an exposition.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposition(pub Vec<Family>);
 
@@ -50,7 +50,7 @@ impl Exposition {
     /// Returns the value of the only sample with that name and these labels.
     ///
     /// # Panics
-    /// Panics when there is none, or more than one.
+    /// Panics if there is none, or more than one.
     #[must_use]
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let all = self.0.iter().flat_map(|family| &family.samples);
@@ -70,7 +70,7 @@ impl Exposition {
         all.filter(|sample| sample.name == name).count()
     }
 
-    /// Parses a text.
+    /// Parses an exposition.
     ///
     /// # Errors
     /// Returns a description of the violation, with the line.
@@ -235,7 +235,7 @@ fn sample(line: &str) -> Option<Sample> {
     is_name(name, true).then(|| Sample { name: name.to_owned(), labels, value })
 }
 
-/// Returns the value up to its quote, and the remaining text.
+/// Returns the value up to its closing quote, and the remaining text.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -257,7 +257,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 /// Sends `GET /metrics` over a connection and returns the text.
 ///
 /// # Panics
-/// Panics when the response is not 200 or its text does not follow the format.
+/// Panics if the response is not 200 or its text does not follow the format.
 #[must_use]
 pub fn scrape(mut stream: impl Read + Write) -> String {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").expect("a request");
@@ -273,7 +273,7 @@ pub fn scrape(mut stream: impl Read + Write) -> String {
 /// Sends `GET /metrics` over TCP and returns the text.
 ///
 /// # Panics
-/// Panics as [`scrape`] does, or when there is no answer in time.
+/// Panics as [`scrape`] does, or if there is no answer in time.
 #[must_use]
 pub fn scrape_tcp(at: &str) -> String {
     let stream = std::net::TcpStream::connect(at).expect("a connection");

@@ -1,6 +1,6 @@
 //! Files that the tests export and copy: sparse files, files with a pattern in which every block
 //! differs, and a real ext4 file system made from part of /usr/share. Comparing files does not load
-//! them into memory whole.
+//! them whole into memory.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use crate::{COMMAND_TIME_MAX, COPY_TIME_MAX};
 /// Creates a file of `size` bytes that occupies no disk space.
 ///
 /// # Panics
-/// Panics when the file cannot be created.
+/// Panics if the file cannot be created.
 pub fn sparse_file(path: &Path, size: u64) {
     let file = File::create(path).expect("create a file");
     file.set_len(size).expect("set its size");
@@ -23,7 +23,7 @@ pub fn sparse_file(path: &Path, size: u64) {
 /// `offset` is the position of `bytes`, a multiple of 8.
 ///
 /// # Panics
-/// Panics when the offset is not a multiple of 8.
+/// Panics if the offset is not a multiple of 8.
 pub fn fill_pattern(bytes: &mut [u8], offset: u64, seed: u64) {
     assert!(offset.is_multiple_of(8), "patterns start at a multiple of 8");
     for (index, word) in bytes.chunks_mut(8).enumerate() {
@@ -38,7 +38,7 @@ pub fn fill_pattern(bytes: &mut [u8], offset: u64, seed: u64) {
 /// Creates a file of `size` bytes filled by [`fill_pattern`].
 ///
 /// # Panics
-/// Panics when the file cannot be created.
+/// Panics if the file cannot be created.
 pub fn pattern_file(path: &Path, size: u64, seed: u64) {
     let mut file = File::create(path).expect("create a file");
     let mut block = vec![0; 1 << 20];
@@ -54,7 +54,7 @@ pub fn pattern_file(path: &Path, size: u64, seed: u64) {
 /// Checks that the first `size` bytes of two files are equal; reports the first difference.
 ///
 /// # Panics
-/// Panics when the files differ, or one is shorter.
+/// Panics if the files differ, or one is too short.
 pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
     let mut files = [one, two].map(|path| File::open(path).expect("open to compare"));
     let mut blocks = [vec![0; 1 << 20], vec![0; 1 << 20]];
@@ -73,11 +73,11 @@ pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
     }
 }
 
-/// Creates an ext4 image at `path` from the largest of some directories in /usr/share with at most
-/// `mib_max` MiB. Returns the image's size in bytes.
+/// Creates an ext4 image at `path` from the largest of several directories in /usr/share that hold
+/// at most `mib_max` MiB. Returns the image's size in bytes.
 ///
 /// # Panics
-/// Panics when there is no such directory or mkfs fails.
+/// Panics if there is no such directory or mkfs fails.
 pub fn ext4_image(path: &Path, mib_max: u64) -> u64 {
     let mut best: Option<(u64, String)> = None;
     for name in ["doc", "locale", "man", "icons", "vim", "perl", "mime", "zoneinfo", "fio"] {

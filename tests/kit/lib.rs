@@ -1,10 +1,10 @@
 //! Support for the integration tests: functions that start real daemons on the loopback interface,
-//! use them with real programs and stop them.
+//! use them with real programs, and stop them.
 //!
 //! Every wait has a time limit and panics with a description of the missing event; every process
 //! that a test starts is killed by process ID when its handle is dropped, even when the test
-//! panics; every test works in its own directory. A test without a required tool is skipped with a
-//! message ([`requires`]).
+//! panics; every test works in its own directory. A test that lacks a required tool is skipped with
+//! a message ([`requires`]).
 //!
 //! Used only by the test binaries of this crate. Most tests start with [`Stand`]: one server, one
 //! attached session, one NBD front.
@@ -50,8 +50,8 @@ use std::time::{Duration, Instant};
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for a program that moves data.
 pub const COPY_TIME_MAX: Duration = Duration::from_secs(300);
-/// Maximum time for a daemon to exit after SIGTERM: the documented bound, plus a margin for a busy
-/// machine.
+/// Maximum time for a daemon to exit after SIGTERM: the documented limit, plus a margin for busy
+/// machines.
 pub const STOP_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Polls `check` until it returns a value; panics with `what` after `limit`.

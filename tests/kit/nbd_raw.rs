@@ -1,7 +1,7 @@
 //! NBD client that sends arbitrary bytes, valid or not; the hostile tests use it to attack the
-//! front end. Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice
-//! project), deliberately independent of the bridge's own code. [`Innocent`] is a well-behaved
-//! client on the same front end that must not be affected.
+//! front end. Written from the NBD specification (doc/proto.md in the NetworkBlockDevice
+//! repository), and deliberately independent of the bridge's code. [`Innocent`] is a well-behaved
+//! client of the same front end that must not be affected.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::client::Front;
 use crate::stand::{Stream, connect};
 use crate::wait_for;
 
-/// Numbers from the NBD protocol document that tests use.
+/// Constants from the NBD specification that tests use.
 pub mod consts {
     /// "IHAVEOPT", before every option.
     pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -78,10 +78,10 @@ pub mod consts {
     pub const EOVERFLOW: u32 = 75;
 }
 
-/// Response of a server to a message.
+/// A server's response to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A simple reply with this error, 0 for success.
+    /// A simple reply with this error; 0 means success.
     Error(u32),
     /// The server closed the connection.
     Closed,
@@ -103,7 +103,7 @@ impl RawNbd {
     /// Connects and reads the server's greeting without sending anything.
     ///
     /// # Panics
-    /// Panics when there is no NBD server with fixed newstyle.
+    /// Panics when no NBD server offers fixed newstyle negotiation.
     #[must_use]
     pub fn connect(front: &Front) -> Self {
         let mut stream = connect(front);
@@ -146,7 +146,7 @@ impl RawNbd {
         }
     }
 
-    /// Sends bytes. A connection closed by the server is not an error: the next read shows it.
+    /// Sends bytes. A connection closed by the server is not an error; the next read detects it.
     ///
     /// # Panics
     /// Panics when the server accepts no bytes for a long time.
@@ -157,10 +157,10 @@ impl RawNbd {
         }
     }
 
-    /// Sends an option with its true length.
+    /// Sends an option with its actual length.
     ///
     /// # Panics
-    /// Panics as [`Self::send`] does.
+    /// Panics like [`Self::send`].
     pub fn send_option(&mut self, option: u32, data: &[u8]) {
         self.send(&option_head(option, data.len() as u32));
         self.send(data);
@@ -205,8 +205,8 @@ impl RawNbd {
         Reply::Error(be32(&head[4..]))
     }
 
-    /// Reads the replies to these requests, in any order, all successful; the data of each fills
-    /// `bytes`.
+    /// Reads the replies to these requests, in any order; all must be successful. The data of each
+    /// fills `bytes`.
     ///
     /// # Panics
     /// Panics when a different reply, an error or no reply arrives.
@@ -291,7 +291,7 @@ impl RawNbd {
     }
 }
 
-/// Returns the data of NBD_OPT_GO and NBD_OPT_INFO: a name, and no information requests.
+/// Returns the data for NBD_OPT_GO and NBD_OPT_INFO: a name and no information requests.
 #[must_use]
 pub fn go_data(export: &str) -> Vec<u8> {
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
@@ -300,7 +300,7 @@ pub fn go_data(export: &str) -> Vec<u8> {
     data
 }
 
-/// Returns the head of an option that claims this length.
+/// Returns the head of an option that declares this length.
 #[must_use]
 pub fn option_head(option: u32, length: u32) -> Vec<u8> {
     let mut head = consts::OPTION_MAGIC.to_be_bytes().to_vec();
@@ -325,8 +325,8 @@ fn be32(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Well-behaved client that writes and reads back continuously, in its own 64 KiB, by default at
-/// the start of the export. A hostile test starts one before its violation and calls
+/// Well-behaved client that continuously writes to its own 64 KiB, by default at the start of the
+/// export, and reads the data back. A hostile test starts one before its violation and calls
 /// [`Self::check`] afterwards.
 #[derive(Debug)]
 pub struct Innocent {

@@ -23,7 +23,7 @@ use crate::transport::Transport;
 /// Maximum wait for each of the server's answers.
 const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(60);
 
-/// Client's end of a path.
+/// The client's end of a path.
 #[derive(Debug)]
 pub struct Peer {
     client: PlayedClient,
@@ -50,7 +50,7 @@ impl Peer {
     /// Creates a peer that has not connected yet.
     ///
     /// # Panics
-    /// Panics when the system refuses a ring or memory.
+    /// Panics if the system refuses a ring or memory.
     #[must_use]
     pub fn new(server: SocketAddr, options: PeerOptions) -> Self {
         let ring = Ring::new(64).expect("a ring");
@@ -63,7 +63,7 @@ impl Peer {
     /// Creates a connected path whose session introduces itself as `name`.
     ///
     /// # Panics
-    /// Panics when the server refuses the path.
+    /// Panics if the server refuses the path.
     #[must_use]
     pub fn up(server: SocketAddr, options: PeerOptions, name: &str) -> Self {
         let mut peer = Self::connected(server, options);
@@ -74,7 +74,7 @@ impl Peer {
     /// Creates a path with all connections, before INFO_REQ.
     ///
     /// # Panics
-    /// Panics when the server refuses a connection.
+    /// Panics if the server refuses a connection.
     #[must_use]
     pub fn connected(server: SocketAddr, options: PeerOptions) -> Self {
         let mut peer = Self::new(server, options);
@@ -93,7 +93,7 @@ impl Peer {
         self.ring.turn_or_sleep(Some(Duration::from_millis(1))).expect("the ring turns");
     }
 
-    /// Runs turns for a while, at least one, regardless of events.
+    /// Runs turns for this long, at least one, regardless of events.
     pub fn idle(&mut self, time: StdDuration) {
         let start = Deadline::now();
         loop {
@@ -137,7 +137,7 @@ impl Peer {
     /// Returns the negative errno of the server's reject.
     ///
     /// # Panics
-    /// Panics when the server does not answer at all, or its answer is not 56 bytes long.
+    /// Panics if the server does not answer at all, or its answer is not 56 bytes long.
     pub fn connect_raw(&mut self, private_data: &[u8]) -> Result<(), i16> {
         let qp = self.client.ask(source(self.options), self.server, private_data);
         let padded = !Transport::of_environment().is_tcp();
@@ -147,7 +147,7 @@ impl Peer {
     /// Sends INFO_REQ and takes INFO_RSP, then posts receives on all connections.
     ///
     /// # Panics
-    /// Panics when the server does not answer.
+    /// Panics if the server does not answer.
     pub fn introduce(&mut self, name: &str) {
         self.client.introduce(name);
         self.take_info_rsp();
@@ -156,7 +156,7 @@ impl Peer {
     /// Takes INFO_RSP.
     ///
     /// # Panics
-    /// Panics when INFO_RSP is missing or malformed.
+    /// Panics if INFO_RSP is missing or malformed.
     pub fn take_info_rsp(&mut self) {
         self.wait(ANSWER_TIME_MAX, "INFO_RSP", |client| {
             client.take_info().or_else(|| {
@@ -172,7 +172,7 @@ impl Peer {
     /// Returns the errno of the answer.
     ///
     /// # Panics
-    /// Panics when the answer is missing or malformed.
+    /// Panics if the answer is missing or malformed.
     pub fn open(&mut self, name: &str, access: AccessMode) -> Result<OpenRsp, u16> {
         let open =
             Open { access, returns: false, dev_name: Name::new(name.as_bytes()).expect("a name") };
@@ -185,7 +185,7 @@ impl Peer {
     /// Returns the errno of the answer.
     ///
     /// # Panics
-    /// Panics when the answer is missing or malformed.
+    /// Panics if the answer is missing or malformed.
     pub fn open_raw(&mut self, open: &[u8; Open::LEN]) -> Result<OpenRsp, u16> {
         self.send_open_raw(0, open, OpenRsp::LEN);
         match self.answer().errno {
@@ -200,10 +200,10 @@ impl Peer {
         self.answer().errno
     }
 
-    /// Takes the next answer, and answers heartbeats in the meantime.
+    /// Takes the next answer, answering heartbeats in the meantime.
     ///
     /// # Panics
-    /// Panics when no answer arrives, or a connection ends first.
+    /// Panics if no answer arrives, or a connection ends first.
     pub fn answer(&mut self) -> Answer {
         self.wait(ANSWER_TIME_MAX, "answer", |client| {
             while let Some((conn, imm)) = client.take_immediate() {
@@ -223,7 +223,7 @@ impl Peer {
     /// reasons.
     ///
     /// # Panics
-    /// Panics when a close takes too long.
+    /// Panics if a close takes too long.
     pub fn ended(&mut self, what: &str, limit: StdDuration) -> Vec<CloseReason> {
         let what = format!("end of the path after: {what}");
         let closed = |event: &FabricEvent| match event {
@@ -236,7 +236,7 @@ impl Peer {
     /// Checks that the path works: SESS_INFO is answered on each connection.
     ///
     /// # Panics
-    /// Panics when the path does not work.
+    /// Panics if the path does not work.
     pub fn check_alive(&mut self, what: &str) {
         for conn in 0..self.conns.len() {
             self.send_sess_info((conn, 1), 2);

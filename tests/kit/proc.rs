@@ -23,7 +23,7 @@ const TICKS_PER_SECOND: u64 = 100;
 /// running test binary.
 ///
 /// # Panics
-/// Panics when the program has not been built.
+/// Panics if the program has not been built.
 #[must_use]
 pub fn bin(name: &str) -> PathBuf {
     let dir = std::env::var_os("RTRS_BIN_DIR").map_or_else(
@@ -44,7 +44,7 @@ pub fn bin(name: &str) -> PathBuf {
 pub struct Finished {
     /// Command line, for messages.
     pub command: String,
-    /// Exit code; `None` when a signal ended the program.
+    /// Exit code; `None` if a signal ended the program.
     pub code: Option<i32>,
     /// Complete standard output, decoded lossily.
     pub stdout: String,
@@ -53,30 +53,30 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Checks for exit code 0.
+    /// Checks that the exit code is 0.
     ///
     /// # Panics
-    /// Panics with the program's output on any other result.
+    /// Panics with the program's output if it is not.
     #[must_use]
     pub fn ok(self) -> Self {
         self.code(0)
     }
 
-    /// Checks for this exit code.
+    /// Checks that the exit code is `code`.
     ///
     /// # Panics
-    /// Panics with the program's output on any other result.
+    /// Panics with the program's output if it is not.
     #[must_use]
     pub fn code(self, code: i32) -> Self {
         assert!(self.code == Some(code), "expected exit code {code}, got {self:#?}");
         self
     }
 
-    /// Checks that stderr or stdout contains a text, ignoring case, and that the program did not
+    /// Checks that stderr or stdout contains `word`, ignoring case, and that the program did not
     /// panic.
     ///
     /// # Panics
-    /// Panics when the text is missing, or with a panic's message.
+    /// Panics if `word` is missing, or with a panic's message.
     #[must_use]
     pub fn says(self, word: &str) -> Self {
         let all = format!("{}\n{}", self.stderr, self.stdout).to_lowercase();
@@ -96,7 +96,7 @@ impl Finished {
     /// Parses the standard output as JSON.
     ///
     /// # Panics
-    /// Panics when it is not JSON.
+    /// Panics if it is not JSON.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout)
@@ -107,7 +107,7 @@ impl Finished {
 /// Runs a program until it exits, for at most `limit`.
 ///
 /// # Panics
-/// Panics when it cannot be started or does not exit in time; in that case, it is killed.
+/// Panics if the program cannot be started or does not exit in time; in that case, it is killed.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Duration) -> Finished {
     let mut command = Command::new(program);
     command.args(args);
@@ -128,7 +128,7 @@ impl Proc {
     /// Starts the command without input, keeping its output.
     ///
     /// # Panics
-    /// Panics when it cannot be started.
+    /// Panics if it cannot be started.
     #[must_use]
     pub fn start(command: Command) -> Self {
         Self::start_with(command, None)
@@ -138,7 +138,7 @@ impl Proc {
     /// file.
     ///
     /// # Panics
-    /// Panics when it cannot be started.
+    /// Panics if it cannot be started.
     #[must_use]
     pub fn start_with(command: Command, errors_to: Option<Stdio>) -> Self {
         Self::start_with_streams(command, None, errors_to)
@@ -147,7 +147,7 @@ impl Proc {
     /// Starts the command like [`Proc::start`], with these as its standard input and error.
     ///
     /// # Panics
-    /// Panics when it cannot be started.
+    /// Panics if it cannot be started.
     #[must_use]
     pub fn start_with_streams(
         mut command: Command,
@@ -181,7 +181,7 @@ impl Proc {
         format!("{}{}", text_of(self.stdout.path()), text_of(self.stderr.path()))
     }
 
-    /// Returns the complete lines of each stream so far: the last one may still be incomplete.
+    /// Returns the complete lines of each stream so far, without an unfinished last line.
     fn whole_lines(&self) -> String {
         let mut lines = String::new();
         for stream in [&self.stdout, &self.stderr] {
@@ -207,7 +207,7 @@ impl Proc {
     /// after the pattern on each line, up to white space.
     ///
     /// # Panics
-    /// Panics when it ends first, or `limit` has passed.
+    /// Panics if the process exits first, or when `limit` has passed.
     pub fn wait_lines(&mut self, pattern: &str, count: usize, limit: Duration) -> Vec<String> {
         let rest = |line: &str| Some(line.split_once(pattern)?.1.to_owned());
         self.wait_words(pattern, count, limit, rest)
@@ -216,7 +216,7 @@ impl Proc {
     /// Waits like [`wait_lines`](Self::wait_lines), for lines that begin with `start`.
     ///
     /// # Panics
-    /// Panics when it ends first, or `limit` has passed.
+    /// Panics if the process exits first, or when `limit` has passed.
     pub fn wait_starts(&mut self, start: &str, count: usize, limit: Duration) -> Vec<String> {
         let rest = |line: &str| line.strip_prefix(start).map(str::to_owned);
         self.wait_words(start, count, limit, rest)
@@ -257,7 +257,7 @@ impl Proc {
     /// waits until all threads are stopped.
     ///
     /// # Panics
-    /// Panics when the process has already exited.
+    /// Panics if the process has already exited.
     pub fn signal(&mut self, name: &str) {
         let ended = self.poll();
         assert!(ended.is_none(), "{} has ended: {ended:?}\n{}", self.command, self.output());
@@ -327,11 +327,11 @@ pub fn send_signal(name: &str, target: &str) -> bool {
 }
 
 /// Waits until all threads of a process are stopped; they may keep running briefly after the signal
-/// was sent. Worker threads of rings are ignored: they may be in a system call that cannot be
+/// has been sent. Worker threads of rings are ignored: they may be in a system call that cannot be
 /// stopped.
 ///
 /// # Panics
-/// Panics when a thread runs for [`COMMAND_TIME_MAX`].
+/// Panics if a thread is still running after [`COMMAND_TIME_MAX`].
 pub fn wait_stopped(pid: u32) {
     let tasks = format!("/proc/{pid}/task");
     wait_for("all threads to stop", COMMAND_TIME_MAX, || {
@@ -354,7 +354,7 @@ fn text_of(path: &Path) -> String {
 /// Returns the user and system CPU time of a live process, with a resolution of 10 ms.
 ///
 /// # Panics
-/// Panics when there is no such process.
+/// Panics if there is no such process.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");

@@ -1,4 +1,4 @@
-//! iWARP by hand on a plain TCP stream: start-up frames and FPDUs byte by byte, well formed or not.
+//! iWARP by hand over plain TCP: start-up frames and FPDUs byte by byte, well formed or not.
 //!
 //! Written from docs/PROTOCOL.md, without code shared with the tested provider. Reads have a time
 //! limit; a peer that fails to close causes a panic.
@@ -59,23 +59,23 @@ impl Ended {
 /// Returns a start-up frame with arbitrary key, flags, revision and data.
 ///
 /// # Panics
-/// Panics when the data is too long for the length field.
+/// Panics if the data is too long for the length field.
 #[must_use]
 pub fn start_frame(key: &[u8; 16], flags: u8, revision: u8, data: &[u8]) -> Vec<u8> {
     let len = u16::try_from(data.len()).expect("a length").to_be_bytes();
     [&key[..], &[flags, revision], &len, data].concat()
 }
 
-/// Returns enhanced words and preamble as our own initiator sends them, then the private data.
+/// Returns the enhanced words and preamble that our own initiator sends, then the private data.
 #[must_use]
 pub fn start_data(private_data: &[u8]) -> Vec<u8> {
     [&[0x80, 0x10, 0x80, 0x10][..], b"RTIW\x01\x03\x00\x00", private_data].concat()
 }
 
-/// Returns a frame for this ULPDU, with length, padding and checksum.
+/// Returns a frame for `ulpdu`, with length, padding and checksum.
 ///
 /// # Panics
-/// Panics when the ULPDU is too long for the length field.
+/// Panics if the ULPDU is too long for the length field.
 #[must_use]
 pub fn frame(ulpdu: &[u8]) -> Vec<u8> {
     let len = u16::try_from(ulpdu.len()).expect("a length").to_be_bytes();
@@ -121,7 +121,7 @@ impl RawMpa {
     /// Connects.
     ///
     /// # Panics
-    /// Panics when TCP refuses.
+    /// Panics if TCP cannot connect.
     #[must_use]
     pub fn connect(server: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&server, TIME_MAX).expect("connect");
@@ -131,10 +131,10 @@ impl RawMpa {
         Self { stream }
     }
 
-    /// Connects, starts up with this private data and sends the ready-to-receive frame.
+    /// Connects, starts up with `private_data` and sends the ready-to-receive frame.
     ///
     /// # Panics
-    /// Panics when the server refuses.
+    /// Panics if the server refuses the connection.
     #[must_use]
     pub fn start(server: SocketAddr, private_data: &[u8]) -> Self {
         let mut raw = Self::connect(server);
@@ -148,13 +148,13 @@ impl RawMpa {
         raw
     }
 
-    /// Sends bytes. An error means that the server closed the connection, which the next read
-    /// shows.
+    /// Sends bytes. An error means that the server closed the connection, as the next read will
+    /// show.
     pub fn write(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
-    /// Closes our direction of the stream.
+    /// Shuts down our sending direction.
     pub fn finish(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -162,7 +162,7 @@ impl RawMpa {
     /// Reads exactly `len` bytes.
     ///
     /// # Panics
-    /// Panics when they do not arrive.
+    /// Panics if they do not arrive.
     pub fn read_exact(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let mut got = 0;
@@ -182,7 +182,7 @@ impl RawMpa {
     /// Takes the next frame's ULPDU.
     ///
     /// # Panics
-    /// Panics when there is no frame.
+    /// Panics if there is no frame.
     pub fn read_frame(&mut self) -> Vec<u8> {
         let length = self.read_exact(2);
         let len = usize::from(u16::from_be_bytes([length[0], length[1]]));
@@ -194,7 +194,7 @@ impl RawMpa {
     /// Reads to the end of the stream.
     ///
     /// # Panics
-    /// Panics when it is still open after `limit`.
+    /// Panics if it is still open after `limit`.
     pub fn ended(&mut self, what: &str, limit: Duration) -> Ended {
         let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A test's requirements on its machine. [`requires`] skips a test with a message and counts it
+//! A test's requirements for its machine. [`requires`] skips a test with a message and counts it
 //! ([`skip`]); [`quick`] selects the short versions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 
 pub use rtrs_core::skip::skip;
 
-/// Returns the `PATH` for the tests' programs: the caller's, plus the directories of mkfs and fsck.
+/// Returns the `PATH` for programs in tests: the caller's plus the directories of mkfs and fsck.
 pub(crate) fn search_path() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/sbin:/sbin")
@@ -22,7 +22,7 @@ fn find(tool: &str) -> Option<PathBuf> {
 }
 
 /// Whether all of these programs are installed; otherwise prints that the current test is skipped,
-/// with the reason. On false, a test returns immediately.
+/// with the reason. If this returns false, the test must return immediately.
 #[must_use]
 pub fn requires(tools: &[&str]) -> bool {
     let missing: Vec<&str> = tools.iter().copied().filter(|tool| find(tool).is_none()).collect();
@@ -39,7 +39,7 @@ pub fn quick() -> bool {
     std::env::var_os("RTRS_QUICK").is_some_and(|value| value != "0")
 }
 
-/// Whether the tests run as root, to which file permissions do not apply.
+/// Whether the tests run as root, to whom file permissions do not apply.
 #[must_use]
 pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output().expect("run id");
@@ -50,18 +50,18 @@ pub fn is_root() -> bool {
 /// before the intended program does.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// Returns a TCP port that was free just now on all IPv4 addresses of this host, for programs that
-/// cannot use port 0.
+/// Returns a TCP port that was just found free on all IPv4 addresses of this host, for programs
+/// that cannot use port 0.
 ///
 /// # Panics
-/// Panics when no port is free.
+/// Panics if no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
     let drawn = || {
         let random = RandomState::new().build_hasher().finish();
         PORTS.start + u16::try_from(random % PORTS.len() as u64).expect("less than all ports")
     };
-    // The socket does not listen. If it did, a process that another thread starts in the meantime
+    // The socket does not listen. If it did, a process started by another thread in the meantime
     // would briefly hold a copy of it, which would keep the program from using the port.
     let is_free = |port: &u16| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");

@@ -1,6 +1,6 @@
 //! `rtrs-server` as a real process: started with a builder, ready when it has printed its
-//! addresses, ended with SIGTERM ([`Server::stop`] checks for exit code 0) or killed on drop. Each
-//! server has its own run directory, in which [`Server::command`] finds it.
+//! addresses, stopped with SIGTERM ([`Server::stop`] checks for exit code 0) or killed on drop.
+//! Each server has its own run directory, in which [`Server::command`] finds it.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ const READY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Prefix of each line with an address in the server's output.
 const READY_WORDS: &str = "listening on ";
 
-/// Options of a server to be started.
+/// Options for a server to start.
 #[derive(Debug, Default)]
 pub struct ServerBuilder {
     exports: Vec<String>,
@@ -36,8 +36,8 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Starts the server with these sockets of a service manager; without `--listen` it listens on
-    /// `portals` of them.
+    /// Starts the server with these sockets from a service manager; without `--listen` it listens
+    /// on `portals` of them.
     #[must_use]
     pub fn activated(mut self, sockets: &Activation, portals: usize) -> Self {
         self.activation = Some(sockets.clone());
@@ -59,7 +59,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets an environment variable of the server.
+    /// Sets an environment variable for the server.
     #[must_use]
     pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.envs.push((name, value.into()));
@@ -115,7 +115,7 @@ impl ServerBuilder {
     /// Starts the server and waits until it listens on all its addresses.
     ///
     /// # Panics
-    /// Panics when it does not start in time.
+    /// Panics if the server does not start in time.
     #[must_use]
     pub fn start(mut self) -> Server {
         if self.listens.is_empty() && self.activation.is_none() {
@@ -138,10 +138,10 @@ impl ServerBuilder {
         Server { proc, portals, run_dir }
     }
 
-    /// Runs a server that is expected to refuse its command line or its environment.
+    /// Runs a server that is expected to reject its command line or environment.
     ///
     /// # Panics
-    /// Panics when it does not end in time.
+    /// Panics if the process does not end in time.
     #[must_use]
     pub fn run(&self) -> Finished {
         self.spawn().wait(READY_TIME_MAX)
@@ -155,7 +155,7 @@ impl ServerBuilder {
     }
 }
 
-/// Listening server.
+/// A listening server.
 #[derive(Debug)]
 pub struct Server {
     proc: Proc,
@@ -185,7 +185,7 @@ impl Server {
     /// Returns the host and port of the first address.
     ///
     /// # Panics
-    /// Panics when the address is not of the form `SCHEME://HOST:PORT`.
+    /// Panics if the address is not of the form `SCHEME://HOST:PORT`.
     #[must_use]
     pub fn address(&self) -> &str {
         self.portal().split_once("://").expect("a portal").1
@@ -207,18 +207,18 @@ impl Server {
         assert!(running && !output.contains("panicked at"), "the server died:\n{output}");
     }
 
-    /// Sends a signal by its name without SIG, e.g. `STOP`.
+    /// Sends a signal, named without SIG, for example `STOP`.
     ///
     /// # Panics
-    /// Panics when the server has already ended.
+    /// Panics if the server has already ended.
     pub fn signal(&mut self, name: &str) {
         self.proc.signal(name);
     }
 
-    /// Runs `rtrs-server WORDS --run-dir ...`, a command for this server, to its end.
+    /// Runs `rtrs-server WORDS --run-dir ...`, a command for this server, and waits until it ends.
     ///
     /// # Panics
-    /// Panics when it does not end in time.
+    /// Panics if the process does not end in time.
     #[must_use]
     pub fn command(&self, words: &[&str]) -> Finished {
         let run_dir = self.run_dir.text("server");
@@ -229,7 +229,7 @@ impl Server {
     /// Returns the server's sessions, as in `session list -o json`.
     ///
     /// # Panics
-    /// Panics when the command fails.
+    /// Panics if the command fails.
     #[must_use]
     pub fn sessions(&self) -> Vec<serde_json::Value> {
         self.list()["sessions"].as_array().expect("a list of sessions").clone()
@@ -238,7 +238,7 @@ impl Server {
     /// Returns the complete output of `session list -o json`.
     ///
     /// # Panics
-    /// Panics when the command fails.
+    /// Panics if the command fails.
     #[must_use]
     pub fn list(&self) -> serde_json::Value {
         self.command(&["session", "list", "-o", "json"]).ok().json()
@@ -254,7 +254,7 @@ impl Server {
     /// separate thread writes the log, so a line may arrive late.
     ///
     /// # Panics
-    /// Panics when the text does not appear within [`COMMAND_TIME_MAX`].
+    /// Panics if the text does not appear within [`COMMAND_TIME_MAX`].
     pub fn wait_output(&self, words: &str) -> String {
         let written = || Some(self.output()).filter(|output| output.contains(words));
         wait_for(words, COMMAND_TIME_MAX, written)
@@ -269,7 +269,7 @@ impl Server {
     /// Waits until the server ends for a reason other than [`Self::stop`].
     ///
     /// # Panics
-    /// Panics when `limit` has passed.
+    /// Panics if the server has not ended within `limit`.
     #[must_use]
     pub fn wait(self, limit: Duration) -> Finished {
         self.proc.wait(limit)
@@ -278,7 +278,7 @@ impl Server {
     /// Sends SIGTERM and checks for exit code 0 within `limit`.
     ///
     /// # Panics
-    /// Panics when it exits late or with another code.
+    /// Panics if it exits late or with a different code.
     pub fn stop(self, limit: Duration) -> Finished {
         self.proc.terminate(limit).ok()
     }

@@ -1,5 +1,5 @@
-//! Usual setup of a test: a scratch directory, one server and one session attached to it. Fields
-//! are dropped in order: the session before the server, and the server before the directory.
+//! Usual test setup: a scratch directory, one server and one session attached to it. Fields are
+//! dropped in order: the session before the server, and the server before the directory.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ impl Stand {
     /// Starts the server and attaches its export `vol0` over one path.
     ///
     /// # Panics
-    /// Panics when either fails to start.
+    /// Panics if either fails to start.
     #[must_use]
     pub fn start(
         scratch: Scratch,
@@ -48,7 +48,7 @@ impl Stand {
         Self::start(Scratch::new(), Server::builder().export(format!("vol0=mem:{size}")), |c| c)
     }
 
-    /// Starts a stand like [`Self::memory`] but with NBD on TCP.
+    /// Starts a stand like [`Self::memory`], but with NBD on TCP.
     #[must_use]
     pub fn memory_tcp(size: &str) -> Self {
         let server = Server::builder().export(format!("vol0=mem:{size}"));
@@ -61,10 +61,10 @@ impl Stand {
         self.client.uri()
     }
 
-    /// Detaches the session and stops the server, and checks that both end without errors.
+    /// Detaches the session, stops the server, and checks that both end without errors.
     ///
     /// # Panics
-    /// Panics when they do not.
+    /// Panics if they do not.
     pub fn finish(mut self) {
         self.server.check_alive();
         self.client.detach();
@@ -76,10 +76,10 @@ impl Stand {
 pub trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-/// Opens a connection to the front with a time limit on each read and write.
+/// Opens a connection to the front end with a time limit on each read and write.
 ///
 /// # Panics
-/// Panics when it fails.
+/// Panics if that fails.
 pub(crate) fn connect(front: &Front) -> Box<dyn Stream> {
     match front {
         Front::Unix(path) => {
@@ -98,10 +98,10 @@ pub(crate) fn connect(front: &Front) -> Box<dyn Stream> {
     }
 }
 
-/// Connects the `nbd` crate's client to a session: a third-party implementation.
+/// Connects the `nbd` crate's client, a third-party implementation, to a session.
 ///
 /// # Panics
-/// Panics when the handshake fails.
+/// Panics if the handshake fails.
 pub fn nbd_client(client: &Client) -> NbdClient<Box<dyn Stream>> {
     let mut stream = connect(client.front());
     let export = handshake(&mut stream, b"vol0").expect("the nbd crate's handshake");

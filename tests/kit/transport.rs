@@ -1,4 +1,4 @@
-//! Transport of the hand-driven peers and their servers: TCP loopback, or an RDMA device when
+//! Transport for the hand-driven peers and their servers: TCP loopback, or an RDMA device when
 //! `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Source addresses are then `.100
 //! + n` in the same network, which the machine must have; the lab's scenario assigns them.
 
@@ -24,7 +24,7 @@ impl Transport {
     /// Returns the transport selected by the environment.
     ///
     /// # Panics
-    /// Panics when the variable holds no IPv4 address.
+    /// Panics if the variable holds no IPv4 address.
     #[must_use]
     pub fn of_environment() -> Self {
         match std::env::var("RTRS_TEST_RDMA") {
@@ -63,7 +63,7 @@ impl Transport {
     /// Creates a provider on this ring.
     ///
     /// # Panics
-    /// Panics when there is none.
+    /// Panics if there is none.
     #[must_use]
     pub fn fabric(self, ring: &Rc<Ring>) -> Box<dyn Fabric> {
         match self {

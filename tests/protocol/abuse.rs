@@ -1,7 +1,7 @@
-//! Tests of bad input from users and from NBD clients, one test for each violation. Each offender
+//! Tests for bad input from users and from NBD clients, one test for each violation. Each offender
 //! receives a clear error or has its connection closed, while an innocent client on the same front
-//! continues undisturbed and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for
-//! wrong usage. Violations by RTRS peers have their own tests.
+//! continues undisturbed and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for a
+//! usage error. Violations by RTRS peers have their own tests.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,12 +21,12 @@ use socket2::{Domain, Socket, Type};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs rtrs-server with one export and a free port; it is expected to refuse.
+/// Runs rtrs-server with one export on a free port; the server is expected to refuse.
 fn refused_export(export: &str) -> Finished {
     Server::builder().export(export).listen("tcp://127.0.0.1:0").run()
 }
 
-/// Attaches `vol0` with these arguments to a new server; it is expected to refuse.
+/// Attaches `vol0` from a new server with these arguments; the attach is expected to fail.
 fn refused_attach(words: &[&str]) -> Finished {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol0").path(server.portal()).args(words).try_start();
@@ -35,7 +35,7 @@ fn refused_attach(words: &[&str]) -> Finished {
     done
 }
 
-// ---- errors by users --------------------------------------------------------------------------
+// ---- user errors ------------------------------------------------------------------------------
 
 #[test]
 fn unknown_export() {
@@ -75,7 +75,7 @@ fn unreadable_path() {
         }
         let copy = scratch.path("rtrs-server");
         // Copied by another process: a program that is open for writing cannot be executed, and a
-        // program that another test starts briefly has a copy of this process's descriptors.
+        // program that another test is starting briefly holds this process's descriptors.
         let _ = run("cp", &[bin("rtrs-server"), copy.clone()], COMMAND_TIME_MAX).ok();
         for path in [scratch.dir(), &copy] {
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("open it");
@@ -177,7 +177,7 @@ fn malformed_paths_and_listens() {
 
 #[test]
 fn unresolvable_path() {
-    // RFC 2606 keeps .invalid free of hosts.
+    // RFC 2606 reserves .invalid, so no host has such a name.
     let (client, done) = Client::attach("vol0").path("tcp://no-host.invalid:1234").try_start();
     let _ = done.code(1).says("no-host.invalid");
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
@@ -197,7 +197,7 @@ fn no_listener_on_the_path() {
 
 #[test]
 fn a_silent_server_does_not_block_attach_forever() {
-    // The listener's backlog accepts connections, and nothing answers them.
+    // The listener's backlog accepts connections, but nothing answers them.
     let mute = TcpListener::bind("127.0.0.1:0").expect("bind a port");
     let address = mute.local_addr().expect("its address");
     let (client, done) = Client::attach("vol0").path(format!("tcp://{address}")).try_start();
@@ -235,7 +235,7 @@ fn socket_path_in_use() {
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
     let _ = UnixStream::connect(&path).expect("the other's socket still works");
 
-    // A file that is not a socket may hold user data, and must stay.
+    // A file that is not a socket may hold user data, and must be kept.
     let file = scratch.path("data.txt");
     std::fs::write(&file, "precious").expect("write a file");
     let (client, done) = attach(file.clone()).try_start();
@@ -382,7 +382,7 @@ fn io_past_the_end() {
     stand.finish();
 }
 
-// ---- errors by NBD clients --------------------------------------------------------------------
+// ---- NBD client errors ------------------------------------------------------------------------
 
 /// Runs a violation alongside an innocent client, on the unix socket and on TCP; then checks that
 /// the innocent client was not disturbed, that a new client is served, and that both daemons are

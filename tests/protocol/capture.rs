@@ -1,5 +1,5 @@
-//! Tests of the wire format as seen by an independent program: tshark captures a session and a ping
-//! on loopback and must decode them as iWARP, with every checksum correct.
+//! Tests of the wire format as seen by an independent program: tshark decodes a session and a ping
+//! captured on loopback, which must be iWARP with correct checksums.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use rtrs_tests::{
 
 /// Maximum number of captured packets: a bound, not a requirement.
 const PACKETS_MAX: &str = "20000";
-/// One shard, and heartbeats that are not missed when an end stalls for a few seconds.
+/// One shard, and heartbeats that are not missed if an end stalls for a few seconds.
 pub(crate) const PATIENT: [&str; 4] = ["--shards", "1", "--heartbeat", "5s"];
 /// Data of the last captured packets.
 const LAST: &[u8] = b"the capture ends here";
@@ -33,7 +33,7 @@ impl Decoded {
         self.opcodes.iter().filter(|other| **other == opcode).count()
     }
 
-    /// Checks for a start-up and frames, each decoded and with a correct checksum.
+    /// Checks that there are a startup and frames, each decoded and with a correct checksum.
     fn is_sound(&self, frames_min: usize) {
         let start = self.count("MPA ID Req Frame") + self.count("Request frame header");
         assert!(start > 0, "no MPA request");
@@ -53,7 +53,7 @@ pub(crate) fn can_capture() -> bool {
     is_root() || requires(&["(capturing: run as root)"])
 }
 
-/// Captures the traffic of a server's port into a file while `meanwhile` runs.
+/// Captures the traffic on a server's port to a file while `meanwhile` runs.
 pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) {
     let (_, port) = server.portal().rsplit_once(':').expect("a portal with a port");
     let filter = format!("tcp port {port}");
@@ -61,13 +61,13 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     dumpcap.args(["-q", "-i", "lo", "-f", &filter, "-B", "64", "-c", PACKETS_MAX]);
     dumpcap.args(["-P", "-w", file]);
     let mut capture = Proc::start(dumpcap);
-    // dumpcap creates the file just before it starts to capture.
+    // dumpcap creates the file just before it starts capturing.
     wait_for("dumpcap to start", COMMAND_TIME_MAX, || {
         std::fs::metadata(file).ok().filter(|meta| meta.len() > 0)
     });
     std::thread::sleep(Duration::from_secs(1));
     meanwhile();
-    // When stopped, dumpcap drops packets that it has not read. It reads them in order.
+    // When stopped, dumpcap drops packets that it has not read yet. It reads them in order.
     let mut last = TcpStream::connect(server.address()).expect("a connection");
     last.write_all(LAST).expect("to write");
     wait_for("dumpcap to write the last packets", COMMAND_TIME_MAX, || {
@@ -79,7 +79,7 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
 }
 
-/// Captures the traffic of a server's port while `meanwhile` runs, and decodes it.
+/// Captures the traffic on a server's port while `meanwhile` runs, and decodes it.
 fn capture(server: &Server, meanwhile: impl FnOnce()) -> Decoded {
     let scratch = Scratch::new();
     let file = scratch.path("session.pcap");
@@ -141,7 +141,7 @@ fn tshark_decodes_rping_rounds_and_nothing_else() {
         let _ = run(bin("rtrs-client"), &args, COMMAND_TIME_MAX).ok();
     });
     decoded.is_sound(60);
-    // A round: two sends each way, a read with its response, a write; no bytes of our protocol.
+    // A round: two sends each way, a read with its response, a write; none of our protocol.
     let kinds = [(0, 10), (1, 10), (2, 10), (3, 40)];
     for (opcode, frames) in kinds {
         assert_eq!(decoded.seen(opcode), frames, "opcode {opcode} in {:?}", decoded.opcodes);

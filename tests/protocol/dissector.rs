@@ -1,6 +1,6 @@
 //! Tests of `scripts/rtrs.lua` in tshark: the captures in `tests/golden` (soft RoCE, with a kernel
-//! peer at one end) and a session of our own over TCP. Its output is compared with the expected
-//! content.
+//! peer at one end) and a session of our own over TCP. The script's output is compared with the
+//! expected content.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use rtrs_tests::{
 
 use crate::capture::{PATIENT, can_capture, capture_to};
 
-/// Whether a tshark with Lua is installed; prints the reason if not.
+/// Whether a tshark with Lua support is installed; prints the reason if not.
 fn has_lua() -> bool {
     if !requires(&["tshark"]) {
         return false;

@@ -1,7 +1,7 @@
 //! Tests of violations by RTRS peers on the wire: raw bytes and hand-driven clients against a real
 //! server, one test for each family of violations. In each test, an innocent session continues
 //! undisturbed; every violation is answered with its errno or ends only that path; afterwards the
-//! server still runs, with its descriptors and memory unchanged.
+//! server is still running, with its descriptors and memory unchanged.
 //!
 //! Runs over TCP loopback, or over an RDMA device if `RTRS_TEST_RDMA` names one: the lab scenarios
 //! `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,
@@ -26,21 +26,21 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Queue depth that is not a power of two: the immediate can encode the permits 24 to 31, which do
-/// not exist.
+/// Queue depth that is not a power of two: the immediate can encode permits 24 to 31, which do not
+/// exist.
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
-/// Handshake timeout of the servers here over TCP, for start-up steps and handshakes.
+/// Handshake timeout of these servers over TCP, for start-up steps and handshakes.
 const HANDSHAKE: Duration = Duration::from_secs(180);
 /// Handshake timeout over TCP in tests that wait for it.
 const SHORT: Duration = Duration::from_secs(12);
 /// Handshake timeout in an emulated machine with a software RDMA device.
 const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
-/// Maximum time in which a violation closes the connection; any timeout comes much later.
+/// Time within which a violation must close the connection; any timeout comes much later.
 const AT_ONCE: Duration = Duration::from_secs(60);
-/// Maximum time like [`AT_ONCE`] over RDMA, where a test of proofs waits for the handshake timeout.
+/// [`AT_ONCE`] over RDMA, where a test of proofs waits for the handshake timeout.
 const AT_ONCE_RDMA: Duration = Duration::from_secs(15);
-/// Maximum time in which a path ends for any reason.
+/// Time within which a path must end, for any reason.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const RESET: i16 = -(errno::ECONNRESET.cast_signed());
@@ -76,7 +76,7 @@ impl Scene {
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
             .args(&["--handshake-timeout", &format!("{}ms", within.as_millis())])
             .args(&["--shards", "2"])
-            // Silence ends no path here, so an ignored violation is noticed.
+            // Silence does not end a path here, so that an ignored violation is noticed.
             .args(&["--heartbeat", "1m"])
             .args(args);
         let stand = Stand::start(Scratch::new(), server, |client: ClientBuilder| {
@@ -104,7 +104,7 @@ impl Scene {
     /// Returns a path like [`Self::peer`], with `vol1` open for writing as device 0.
     fn writer(&mut self) -> Peer {
         let mut peer = self.peer();
-        // The previous path may have ended just now, taking its session with it.
+        // The previous path may have only just ended, taking its session with it.
         let opened = wait_for("the export to be free", PATIENCE, || {
             match peer.open("vol1", AccessMode::ReadWrite) {
                 Err(errno::EPERM) => None,
@@ -149,7 +149,7 @@ fn handshake() -> Duration {
     if is_tcp() { HANDSHAKE } else { HANDSHAKE_RDMA }
 }
 
-/// Returns the maximum time in which a violation ends its path.
+/// Returns the time within which a violation must end its path.
 fn at_once() -> Duration {
     if is_tcp() { AT_ONCE } else { AT_ONCE_RDMA }
 }

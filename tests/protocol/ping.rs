@@ -1,5 +1,5 @@
 //! Tests of `rtrs-client ping` and `doctor` against real servers, closed ports, and other services;
-//! also the byte sequence of rping against `rtrs-server --rping`.
+//! and of rping's byte sequence against `rtrs-server --rping`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,7 +23,7 @@ fn exporting() -> ServerBuilder {
 
 #[test]
 fn a_busy_server_answers_pings() {
-    // An end that stalls for a few seconds loses no path.
+    // A client or server that stalls for a few seconds loses no path.
     let patient = ["--heartbeat", "1m"];
     let server = exporting().args(&patient).start();
     let session = Client::attach("vol0").path(server.portal()).args(&patient).start();
@@ -96,7 +96,7 @@ fn a_lost_server_is_reported_with_exit_code_1() {
 fn a_stopped_server_is_reported_within_the_bound() {
     let mut server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
-    // A single lost round rounds to 0% once there are 200 rounds.
+    // A single lost round is shown as 0% once there are 200 rounds.
     command.args(["ping", server.portal(), "-i", "500ms", "-W", "5s"]);
     let mut ping = Proc::start(command);
     ping.wait_lines("seq=", 3, COMMAND_TIME_MAX);
@@ -209,7 +209,7 @@ struct Rping {
 }
 
 impl Rping {
-    /// Connects like siw: revision 2, one read each way, no request for checksums.
+    /// Connects like siw: revision 2, one read each way, checksums not requested.
     fn connect(server: &Server) -> Self {
         let stream = TcpStream::connect(server.address()).expect("a connection");
         stream.set_read_timeout(Some(COMMAND_TIME_MAX)).expect("a timeout");
@@ -296,7 +296,7 @@ fn rping_messages_are_answered_as_by_rping() {
         assert_eq!((&go[..2], go.len()), (&[0x41, 0x43][..], 34));
     }
     drop(rping);
-    // A string that ends early is written back up to its NUL, as rping does.
+    // A string that ends early is written back only up to its NUL, as rping does.
     let mut rping = Rping::connect(&server);
     rping.info(0x2000, 9, 100);
     let request = rping.receive();
@@ -322,7 +322,7 @@ fn invalid_rping_messages_end_only_their_connection() {
         |rping| rping.send(&[0; 15]),
         |rping| rping.send(&[0; 20]),
         |rping| rping.send(&[0; 5000]),
-        // The second message before the go-ahead for the first.
+        // A second message before the go-ahead for the first.
         |rping| {
             rping.info(1, 1, 64);
             rping.info(1, 1, 64);

@@ -1,11 +1,11 @@
-//! Scenario of a client that is away while another client takes its place as the writer, and then
+//! Scenario in which a client is away while another client replaces it as the writer, and then
 //! returns.
 //!
-//! The host of the first client sleeps with writes in flight, in half of the runs after its paths
-//! have died. The server ends its session. Another client attaches, writes to all sectors, and then
-//! leaves or dies. Then the first host wakes up with its requests. It must not regain the export:
-//! its requests fail, and the next client reads what the other client wrote. All variation follows
-//! from the seed.
+//! The first client's host sleeps with writes in flight; in half of the runs, its paths die first.
+//! The server ends its session. Another client attaches, writes to all sectors, and then leaves or
+//! dies. Then the first host wakes up and resumes its requests. It must not regain the export: its
+//! requests fail, and the next client reads what the other client wrote. All variation derives from
+//! the seed.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::block::IoOp;
@@ -23,7 +23,7 @@ use super::{Failure, Plant};
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// Maximum time that the server takes to end the session of a client that is away or has left.
 const GONE_MAX: Duration = Duration::from_secs(10);
-/// Maximum time from the return of the first client to the end of its IO.
+/// Maximum time from the first client's return to the end of its IO.
 const RETURN_MAX: Duration = Duration::from_secs(20);
 
 fn settings(seed: u64) -> Options {
@@ -31,8 +31,7 @@ fn settings(seed: u64) -> Options {
     (options.heartbeat, options.server_heartbeat) = (HEARTBEAT, 2 * HEARTBEAT);
     (options.no_path, options.slow_io) = (NoPath::Queue, SlowIo::Wait);
     options.io_timeout = Duration::from_secs(5);
-    // Connections are not made to end slowly, since their memory would add to that of the next
-    // client.
+    // Connections are not made to end slowly, since their memory would add to the next client's.
     (options.faults, options.stall_max) = (FaultMix { client_restart: 1, ..FaultMix::NONE }, None);
     (options.pinned, options.operated, options.takeover) = (None, false, None);
     (options.other_servers, options.late_data, options.rival) = (false, false, false);
@@ -57,7 +56,7 @@ pub enum Memory {
     Lost,
 }
 
-/// Runs the scenario. `stats.io_errors` counts the requests that the first client returns with.
+/// Runs the scenario. `stats.io_errors` counts the requests with which the first client returns.
 pub fn run_away(seed: u64, memory: Memory, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
     let log = Log::new(sink);

@@ -1,9 +1,9 @@
-//! Buffers of a workload's IO, with a record of their content.
+//! Buffers for a workload's IO, with a record of their contents.
 //!
 //! A slot is lent to the device with an IO and returned when the IO ends. Afterwards, only the
-//! workload may change it. In between, only the bytes that a read requested may change: neither a
-//! write's data nor the bytes after a short read. Whole slots are compared when a slot is returned,
-//! when it is lent again, and at the end.
+//! workload may change it. In between, only the bytes that a read requested may change, but neither
+//! a write's data nor the bytes after a short read. Whole slots are compared when a slot is
+//! returned, when it is lent again, and at the end.
 
 use std::sync::Arc;
 
@@ -49,19 +49,19 @@ impl Pieces {
     }
 }
 
-/// Slots of one core's workload.
+/// The slots of one core's workload.
 #[derive(Debug)]
 pub(super) struct Buffers {
     region: Arc<Region>,
     /// Pieces that hold the bytes of `region`, if it has no memory of its own.
     pieces: Option<Pieces>,
-    /// Content of the slots at the last check.
+    /// Contents of the slots at the last check.
     known: Vec<u8>,
     /// Whether each slot is lent to an IO that has not ended.
     lent: Vec<bool>,
     /// Size of a slot in bytes.
     span: usize,
-    /// Scratch buffer for the current content of a slot.
+    /// Scratch buffer for the current contents of a slot.
     now: Vec<u8>,
 }
 
@@ -90,7 +90,7 @@ impl Buffers {
         slice.expect("a slot has room for the longest IO")
     }
 
-    /// Lends a slot, filled by `fill`.
+    /// Lends a slot after filling it with `fill`.
     pub(super) fn lend(&mut self, slot: usize, fill: impl FnOnce(&Self)) -> Result<(), Failure> {
         self.look(slot, 0, "after it was returned")?;
         fill(self);
@@ -121,7 +121,7 @@ impl Buffers {
         *self = Self { lent, ..Self::new(count, self.span, self.pieces.is_some()) };
     }
 
-    /// Copies the content of a slot from its memory.
+    /// Copies the contents of a slot from its memory.
     fn content(&self, slot: usize, into: &mut [u8]) {
         let Some(pieces) = &self.pieces else {
             return self.region.copy_out(slot * self.span, into);

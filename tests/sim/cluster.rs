@@ -1,8 +1,8 @@
-//! Simulated cluster: cores of client and server, the world between them, and one clock.
+//! Simulated cluster: the client and server cores, the world between them, and one clock.
 //!
-//! A core's turn does what its driver would do: messages, events of its fabric, timers, the user of
-//! the device, and posting requests. After a turn in which anything happened, the core pauses for a
-//! time drawn from the seed, so that events pile up and turns interleave. `bounds.rs` checks
+//! A core's turn does what its driver would do: it handles messages, fabric events, timers and the
+//! device's user, and posts requests. After a turn in which something happened, the core pauses for
+//! a time drawn from the seed, so that events pile up and turns interleave. `bounds.rs` checks
 //! invariants during a run and leftovers at its end; `users.rs` contains the workloads, `second.rs`
 //! a second volume, `beside.rs` other sessions, and `operator.rs` the operators' actions.
 
@@ -47,7 +47,7 @@ use operator::Exports;
 use second::Second;
 use servers::OtherServers;
 
-/// Maximum number of rounds at the same virtual time; beyond it, the clock counts as stopped.
+/// Maximum number of rounds at the same virtual time; beyond it, the clock is considered stopped.
 const SPINS_MAX: u32 = 20_000;
 
 /// State of a run.
@@ -57,7 +57,7 @@ pub(super) struct Cluster {
     pub(super) world: World,
     nodes: [NodeId; 2],
     client: Vec<ClientHost>,
-    /// Whether the workloads do IO and faults strike.
+    /// Whether the workloads do IO and faults are injected.
     is_loaded: bool,
     /// Workloads while there is no client.
     works: Vec<Workload>,
@@ -269,7 +269,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the client's process; with `power`, through a power failure. The workloads remain.
+    /// Ends the client's process; if `power` is set, by a power failure. The workloads remain.
     fn stop_client(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[0]);
@@ -315,7 +315,7 @@ impl Cluster {
         self.world.now()
     }
 
-    /// Sets the actions to come.
+    /// Sets the upcoming actions.
     pub(super) fn set_plan(&mut self, plan: Vec<(Instant, Act)>) {
         self.plan = plan.into();
     }
@@ -469,7 +469,7 @@ impl Cluster {
             && let Some(device) = core.device(DeviceIndex::FIRST)
         {
             if self.clients_started > 1 && !std::mem::replace(&mut self.has_opened, true) {
-                // The server admits a writer only when no write of the previous one can happen.
+                // The server admits a writer only once no write by its predecessor can land.
                 self.oracle.settle();
                 self.disk.end_writes_in_time();
             }
@@ -549,7 +549,7 @@ impl Cluster {
                 pace.due = false;
                 if self.turn_client(at)? {
                     any = true;
-                    // Replies and rounds of the bridges concern other cores too.
+                    // Replies and bridge rounds affect other cores too.
                     if self.options.nbd_drops {
                         self.client.iter_mut().for_each(|host| host.pace.due = true);
                     }
@@ -611,7 +611,7 @@ impl Cluster {
         }
     }
 
-    /// Advances by one round. Returns false, with the clock at `bound`, when nothing is due until
+    /// Advances by one round. Returns false, with the clock at `bound`, if nothing is due before
     /// then.
     fn advance(&mut self, bound: Instant) -> Result<bool, Failure> {
         let before = self.world.now();

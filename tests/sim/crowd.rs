@@ -1,5 +1,5 @@
-//! Many unproved paths of an attacker that knows the UUIDs of a session and of its paths. They
-//! connect before and after the session's client, with the numbers of the client's next connects
+//! Many unproved paths from an attacker who knows the UUIDs of a session and its paths. They
+//! connect before and after the session's client, with the numbers of the client's next connections
 //! and a different queue depth, and stay for as long as the server allows.
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,9 +11,9 @@ use rtrs_core::tests::{PathOptions, PlayedClient};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::ClientExtensions;
 
-/// Maximum number of unproved paths at a time: more than a session has room for.
+/// Maximum number of unproved paths at a time, which is more than a session has room for.
 const PATHS_MAX: usize = 48;
-/// Longest pause before the next path.
+/// Maximum pause before the next path.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 struct Member {

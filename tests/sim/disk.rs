@@ -1,12 +1,12 @@
-//! Backend of the simulator: a disk in memory with its own cache, clock and faults.
+//! The simulator's backend: an in-memory disk with its own cache, clock and faults.
 //!
 //! An operation takes effect at one point in time between its submission and its completion; both
 //! that time and the completion are drawn from the seed. What completed writes promise is tracked
-//! apart from their effects: `current` is the content that reads see, `durable` is the content that
-//! certainly survives a power cut, and the journal holds the writes in between. A cut keeps,
-//! independently for each sector, any of the versions since the durable one: writes are dropped,
-//! torn at sectors and reordered. An operation whose device is dropped (because the server's
-//! process ended) has either happened by then or never will.
+//! separately from their effects: `current` is the content that reads see, `durable` is the content
+//! that is certain to survive a power cut, and the journal holds the writes in between. A cut
+//! keeps, independently for each sector, any of the versions since the durable one: writes are
+//! dropped, torn at sector boundaries and reordered. An operation whose device is dropped (because
+//! the server's process ended) has either taken effect by then or never will.
 
 mod ways;
 
@@ -27,7 +27,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::Plant;
 use super::options::DiskOptions;
 
-/// Maximum delay of a write that is made late by a planted bug.
+/// Maximum delay of a write that a planted bug makes late.
 const LATE_MAX: Duration = Duration::from_millis(400);
 /// Size of a sector in bytes.
 pub(super) const SECTOR: usize = 512;
@@ -44,7 +44,7 @@ struct Entry {
     data: Vec<u8>,
 }
 
-/// Counters of a run of the backend.
+/// Counters for one run of the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskStats {
     pub(super) ops: u64,
@@ -52,7 +52,7 @@ pub(super) struct DiskStats {
     pub(super) stuck: u64,
     pub(super) errors: u64,
     pub(super) cuts: u64,
-    /// Writes lost during writeback of the cache.
+    /// Writes lost during cache writeback.
     pub(super) lost: u64,
     /// Operations that took longer than the client waits for an answer.
     pub(super) late: u64,
@@ -67,11 +67,11 @@ struct State {
     /// Whether power cuts are possible, so that versions must be kept.
     tracks: bool,
     prng: Prng,
-    /// Source of lost writes, separate so that runs without them are unaffected.
+    /// Random source for lost writes, separate so that runs without them are unaffected.
     loser: Prng,
     /// Whether writes were lost; only the next sync reports this, whoever submits it.
     lost: bool,
-    /// Source of the status that reports lost writes, if it varies.
+    /// Random source for the status that reports lost writes, if it varies.
     statuses: Option<Prng>,
     /// Whether the disk has no lock.
     unlocked: bool,
@@ -80,7 +80,7 @@ struct State {
     now: Instant,
     /// Time after which nothing is slow, stuck or failing any more.
     calm: Option<Instant>,
-    /// Time for which the client waits for an answer.
+    /// Time that the client waits for an answer.
     patience: Duration,
     /// Offset at which the sectors of the second session begin, for a planted bug.
     guest_from: usize,
@@ -94,13 +94,13 @@ struct State {
     durable: Vec<u8>,
     durable_seq: Vec<u64>,
     journal: Vec<Entry>,
-    /// Whether the next write is held: it neither takes effect nor ends before it is released.
+    /// Whether the next write is held: it neither takes effect nor ends until it is released.
     armed: bool,
     /// Whether a write is held.
     holds: bool,
-    /// Time before which no operation submitted earlier than that ends.
+    /// Operations submitted before this time do not end before it.
     stuck_until: Instant,
-    /// Time for which registering memory blocks a core, and the blocked time not yet taken.
+    /// Time that registering memory blocks a core, and the blocked time not yet taken.
     pin_time: Duration,
     pinned: Duration,
     /// Whether operations end early for the caller and take effect later, for a planted bug.
@@ -185,9 +185,8 @@ impl Disk {
         Self { geometry, size, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Sets the length of the backing file in sectors. Data beyond the new end is lost; sectors
-    /// that the file gains hold zeroes. IO beyond the shortest length fails until the file is
-    /// exported again.
+    /// Sets the length of the backing file in sectors. Data beyond the new end is lost; new sectors
+    /// hold zeroes. IO beyond the shortest length fails until the file is exported again.
     pub(super) fn set_sectors(&self, sectors: u32) {
         let state = &mut *self.state.lock();
         state.len = sectors as usize * SECTOR;
@@ -212,7 +211,7 @@ impl Disk {
         self.clone()
     }
 
-    /// Resizes the disk to this multiple of the workload's size.
+    /// Resizes the disk to a multiple of the workload's size.
     pub(super) fn resize(&self, times: u32) {
         self.size.set(self.geometry.size * u64::from(times));
     }
@@ -222,7 +221,7 @@ impl Disk {
         self.size.get()
     }
 
-    /// Sets the time for which the client waits for an answer.
+    /// Sets how long the client waits for an answer.
     pub(super) fn count_later_than(&self, patience: Duration) {
         self.state.lock().patience = patience;
     }
@@ -232,7 +231,7 @@ impl Disk {
         self.state.lock().guest_from = sector as usize * SECTOR;
     }
 
-    /// Sets the submission time of the next operations.
+    /// Sets the submission time for the next operations.
     pub(super) fn set_now(&self, now: Instant) {
         let state = &mut *self.state.lock();
         state.now = now;
@@ -242,7 +241,7 @@ impl Disk {
         }
     }
 
-    /// Makes writes end early and take effect later from now on, for a planted bug.
+    /// From now on, makes writes end early and take effect later, for a planted bug.
     pub(super) fn end_writes_early(&self) {
         self.state.lock().loose = true;
     }
@@ -270,7 +269,7 @@ impl Disk {
         self.state.lock().holds
     }
 
-    /// Lets no operation that is submitted before `until` end before then.
+    /// Keeps operations submitted before `until` from ending before then.
     pub(super) fn stick_until(&self, until: Instant) {
         self.state.lock().stuck_until = until;
     }
@@ -280,7 +279,7 @@ impl Disk {
         self.state.lock().pin_time = time;
     }
 
-    /// Takes the time that registering memory blocked the core that was just polled.
+    /// Takes the time for which registering memory blocked the core that was just polled.
     pub(super) fn take_pinned(&self) -> Duration {
         std::mem::take(&mut self.state.lock().pinned)
     }
@@ -290,7 +289,7 @@ impl Disk {
         self.state.lock().holds = false;
     }
 
-    /// Stops making operations slow, stuck or failing.
+    /// Stops slowing, blocking and failing operations.
     pub(super) fn calm(&self, now: Instant) {
         self.state.lock().calm = Some(now);
     }
@@ -382,7 +381,7 @@ impl State {
         }
     }
 
-    /// Makes an entry's data durable, except where newer data is durable.
+    /// Makes an entry's data durable, except where newer data is already durable.
     fn keep(&mut self, entry: &Entry) {
         for (n, bytes) in entry.data.chunks(SECTOR).enumerate() {
             let at = entry.offset + n * SECTOR;
@@ -459,7 +458,7 @@ impl State {
         }
     }
 
-    /// Whether an IO reaches beyond the end of a truncated file.
+    /// Whether an IO extends past the end of a truncated file.
     fn is_beyond(&self, io: &Io) -> bool {
         let writes = self.plant == Plant::GrownWrite && io.op == IoOp::Write;
         !writes && io.offset + u64::from(io.len) > self.end as u64
@@ -546,13 +545,13 @@ struct Op {
     effect_at: Instant,
     done_at: Instant,
     applied: bool,
-    /// Whether the operation has taken the error of lost writes.
+    /// Whether the operation has taken the error for lost writes.
     took: bool,
     held: bool,
     status: IoStatus,
 }
 
-/// Queue of the disk for one core.
+/// The disk's queue for one core.
 #[derive(Debug)]
 struct Queue {
     geometry: Geometry,
@@ -639,8 +638,7 @@ impl BlockDevice for Queue {
                 any = true;
             }
         }
-        // Operations are applied in the order of their effect times, so that late polls change
-        // nothing.
+        // Operations are applied in order of their effect times, so late polls make no difference.
         loop {
             let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied && !op.held);
             let next = due.min_by_key(|(_, op)| (op.effect_at, op.serial)).map(|(at, _)| at);

@@ -37,7 +37,7 @@ struct State {
     saves: Option<Saves>,
     plant: Plant,
     prng: Prng,
-    /// Jobs that wait for the thread.
+    /// Jobs that are waiting for the thread.
     jobs: Vec<Arc<EpochState>>,
     /// Epoch being saved, with the end of the save, the number, and how often it has been raised.
     busy: Option<(Instant, Arc<EpochState>, u64, u32)>,
@@ -97,7 +97,7 @@ impl Medium for SimFile {
 pub(super) struct EpochStats {
     /// Number of saves that took time.
     pub(super) late: u64,
-    /// Number of servers that ended before a save finished.
+    /// Number of servers that exited before a save finished.
     pub(super) cut: u64,
 }
 
@@ -143,7 +143,7 @@ impl KeptEpoch {
         self.0.lock().stats
     }
 
-    /// Makes all further saves take no time.
+    /// Makes all further saves instantaneous.
     pub(super) fn calm(&self) {
         let state = &mut *self.0.lock();
         (state.saves, state.kill_at) = (None, None);
@@ -165,7 +165,7 @@ impl KeptEpoch {
         }
     }
 
-    /// Whether the server is to be killed now; true only once.
+    /// Whether the server is to be killed now; returns true only once.
     pub(super) fn kills(&self, now: Instant) -> bool {
         self.0.lock().kill_at.take_if(|at| *at <= now).is_some()
     }

@@ -1,7 +1,7 @@
 //! Plan of faults, drawn from the seed before the run.
 //!
-//! Every network fault heals and every server starts again before the plan's end, so that
-//! afterwards the cluster is whole and all IO has to end.
+//! Every network fault heals and every server restarts before the end of the plan, so that
+//! afterwards the cluster is whole and all IO must complete.
 
 mod twins;
 
@@ -15,21 +15,21 @@ use rtrs_core::time::{Duration, Instant};
 use super::options::{FaultMix, Ids, MS, Removal, ReportedIds, Truncation};
 pub(super) use twins::twins;
 
-/// Time between the end of other servers, if they have to end, and a restart of the server.
+/// Time between the end of other servers, if they must end, and a restart of the server.
 const OTHERS_END_AHEAD: Duration = Duration::from_millis(300);
 
 /// Action of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Changes the world.
+    /// Changes the simulated world.
     World(Fault),
-    /// Moves a queue pair of one end into the error state, after this number of further work
-    /// requests or, with `receive`, of further receives.
+    /// Moves one end's queue pair into the error state, after this number of further work requests
+    /// or, with `receive`, of further receives.
     QpError { at_client: bool, after: u32, receive: bool },
     /// Ends the server's process; with `power`, through a power failure of its machine.
     StopServer { power: bool },
-    /// Asks the server to stop, as by a signal or, with `drain`, path by path. What is left of it
-    /// ends before the next server starts.
+    /// Asks the server to stop, as by a signal or, with `drain`, path by path. Whatever is left of
+    /// it ends before the next server starts.
     AskServer { drain: bool },
     /// Ends the client's process; with `power`, through a power failure of its machine.
     StopClient { power: bool },
@@ -37,25 +37,25 @@ pub(super) enum Act {
     LeaveClient,
     /// Attaches a client as another session.
     StartClient,
-    /// Stops a core for that time; the client's cores are numbered first.
+    /// Stops a core for this long; the client's cores are numbered first.
     Stall { core: usize, time: Duration },
-    /// Makes this many memory registrations fail at this end.
+    /// Makes this many memory registrations at one end fail.
     NoMemory { at_client: bool, times: u32 },
     /// Starts a server.
     StartServer,
-    /// Takes a path from the session within that time: permanently with `good`, otherwise until
-    /// `Have`.
+    /// Takes a path from the session within this time: permanently if `good` is set, otherwise
+    /// until `Have`.
     Leave { path: usize, good: bool, within: Duration },
-    /// Gives the session a path: a missing one is added, others are reconnected.
+    /// Gives the session a path: a missing one is added, any other is reconnected.
     Have { path: usize, within: Duration },
     /// Sets the session's path selection policy.
     Choose(Policy),
     /// Makes the users of one core's NBD connection, or of all, close it and reconnect to the
     /// bridge of the core that is this many cores further on.
     Reconnect { only: Option<usize>, by: usize },
-    /// Moves an address of the server, whose connections stay, to another server, or moves it back.
+    /// Moves one of the server's addresses to another server, or back; its connections stay.
     Move { path: usize },
-    /// Gives an address of the server to a second process with the same disk, or ends that process.
+    /// Gives one of the server's addresses to a second process with its disk, or ends that process.
     Twin { path: Option<usize> },
     /// Truncates the backing file, or restores its length.
     Resize { sectors: u32 },
@@ -63,7 +63,7 @@ pub(super) enum Act {
     Grow { times: u32 },
     /// Sets the identity that the server reports after its next start.
     ReportIds(ReportedIds),
-    /// Removes the session's export by force, as the server's operator.
+    /// Removes the session's export by force, as the server's operator can.
     RemoveExport,
     /// Acts on the session's second volume.
     Second(SecondAct),
@@ -82,8 +82,8 @@ pub(super) enum SecondAct {
     Show,
 }
 
-/// Draws the actions on the second volume, in chronological order: the volume is closed and added
-/// again, or the server is restarted and lacks the volume for a while.
+/// Draws the actions on the second volume, in chronological order: the volume is closed and
+/// re-added, or the server is restarted and lacks the volume for a while.
 pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..2 + prng.below(5) {
@@ -131,7 +131,7 @@ pub(super) fn truncate(
     plan
 }
 
-/// Draws resizes of the device, in chronological order; some in quick succession.
+/// Draws resizes of the device, in chronological order, some in quick succession.
 pub(super) fn grow(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..1 + prng.below(4) {
@@ -182,7 +182,7 @@ pub(super) fn report_ids(
         if before != reported {
             plan.push((at, Act::ReportIds(reported)));
         }
-        // Other servers may take over once the session knows which IDs its own server reports.
+        // Other servers may take over once the session knows the IDs reported by its own server.
         if before != reported || (ids.is_beside() && ids.home[0] != reported) {
             let stop = at + OTHERS_END_AHEAD;
             plan.push((stop, Act::StopServer { power: false }));
@@ -387,7 +387,7 @@ pub(super) fn plan(
 }
 
 /// Silences all paths for the client; requests on one path still arrive, but late, when another
-/// path is up again. Returns when that is over.
+/// path is up again. Returns the time when that is over.
 fn give_up(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],
@@ -415,8 +415,8 @@ fn give_up(
     end
 }
 
-/// Delays the client's requests on one path, so that they arrive long after the client has given
-/// the path up. Returns when that is over.
+/// Delays the client's requests on one path, so that they arrive long after the client has given up
+/// the path. Returns the time when that is over.
 fn late(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],
@@ -433,8 +433,8 @@ fn late(
     end
 }
 
-/// Delays the server's answers on one path, while its machine loses power and starts again. Returns
-/// when that is over.
+/// Delays the server's answers on one path while its machine loses power and restarts. Returns the
+/// time when that is over.
 fn late_answers(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],
@@ -453,7 +453,7 @@ fn late_answers(
     now + delay + 100 * MS
 }
 
-/// Draws an index by weight. The weights are not all zero.
+/// Draws an index by weight. The weights must not all be zero.
 fn weighted(prng: &mut Prng, weights: &[u32]) -> usize {
     let mut left = prng.below(weights.iter().map(|&w| u64::from(w)).sum());
     for (at, &weight) in weights.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Scenario in which a path dies while the disk holds a write: the client repeats the write, a
 //! newer write to the same sectors follows once the first is acknowledged, then the disk releases
-//! the held write. In one run of four, all paths die until the first write has ended with an error;
-//! the newer write follows as soon as paths are back, and only that write waits for the disk. The
-//! newest data must survive. All variation follows from the seed: the writes, how and when the path
+//! the held write. In one of four runs, all paths die and stay dead until the first write has
+//! failed; the newer write follows as soon as paths are back, and it alone waits for the disk. The
+//! newest data must survive. All variation comes from the seed: the writes, how and when the path
 //! dies and comes back, and when the disk releases the write.
 
 use rtrs_client::{NoPath, Policy, SlowIo};
@@ -21,7 +21,7 @@ use super::{Failure, Plant};
 fn settings(seed: u64) -> Options {
     let mut options = Options::draw(seed);
     (options.paths, options.policy) = (options.paths.max(2), Policy::RoundRobin);
-    // Separate generator, so that older seeds draw the rest as before.
+    // A separate generator, so that older seeds draw the rest as before.
     let own = &mut Prng::new(seed ^ 0x6661_696c_7321);
     options.no_path = match own.below(12) {
         0 => NoPath::Fail,
@@ -31,7 +31,7 @@ fn settings(seed: u64) -> Options {
     };
     options.slow_io = SlowIo::Wait;
     if options.path_errors() {
-        // A waiting write leaves permits of its core for others.
+        // While a write waits, its core must still have permits for other requests.
         options.queue_depth = options.queue_depth.max(8);
     }
     options.io_timeout = Duration::from_secs(5);
@@ -45,8 +45,8 @@ fn settings(seed: u64) -> Options {
     options
 }
 
-/// Runs the scenario. `stats.replays` counts replays that met their original, and `stats.blocked`
-/// newer writes that met a failed write.
+/// Runs the scenario. `stats.replays` counts replays that arrived while the original was running,
+/// and `stats.blocked` newer writes that waited for a failed write.
 pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
     let log = Log::new(sink);
@@ -136,7 +136,7 @@ fn drive(cluster: &mut Cluster, options: &Options, stats: &mut Stats) -> Result<
     cluster.check()
 }
 
-/// Ends the path; the client repeats the write, and sends a newer one after its acknowledgement.
+/// Ends the path; the client repeats the write, and sends a newer one once it is acknowledged.
 fn follow_copied(
     cluster: &mut Cluster,
     place: Place,

@@ -1,9 +1,9 @@
-//! Scenario of a session that was idle for minutes, with slow idle heartbeats, followed by an event
-//! and then by either the first IO or another client. Each end may be an earlier version without
-//! support for idle heartbeats.
+//! Scenario in which a session is idle for minutes, with slow idle heartbeats; then an event
+//! occurs, followed by either the first IO or another client. Either end may be an earlier version
+//! without support for idle heartbeats.
 //!
 //! - *Idle*: no path ends, however long the session is idle.
-//! - *A link dies* without notice. The first IO moves to another path as soon as it would under
+//! - *A link dies* without notice. The first IO moves to another path as quickly as it would under
 //!   load; with only one path, it continues once the link is back.
 //! - *The server is killed* and starts again. The first IO continues once the server is back.
 //! - *The client's host dies* just after its first IO. The server detects it within its usual time.
@@ -25,12 +25,12 @@ use super::{Failure, Plant};
 
 const HEARTBEAT: Duration = Duration::from_millis(100);
 const SERVER_HEARTBEAT: Duration = Duration::from_millis(500);
-/// Maximum time that a server of these runs takes to detect a silent client: four periods and a
+/// Maximum time that the server in these runs takes to detect a silent client: four periods plus a
 /// margin.
 const CLIENT_DEAD_MAX: Duration = Duration::from_millis(4 * 500 + 500);
 /// Maximum time of an IO over a path that has died, if another path works.
 const IO_MAX: Duration = Duration::from_millis(10 * 100 + 500);
-/// Maximum time from a server's start, or a link's return, to the end of all IO: detecting the
+/// Maximum time from a server's start, or a link's return, until all IO completes: detecting the
 /// silent path, closing it, and the next attempt.
 const BACK_MAX: Duration = Duration::from_secs(6);
 /// Maximum time from the start of the next client until its device is open: the dead client is
@@ -59,7 +59,7 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     options.unmix();
     (options.extra, options.renamed) = (Extra::default(), prng.chance(Ratio::new(1, 2)));
     let long = Duration::from_secs(30);
-    // An earlier version does not announce idle heartbeats, nor does an end that has them disabled.
+    // Neither an earlier version nor an end with idle heartbeats disabled announces them.
     let (client, server) = match prng.below(6) {
         0 => (Duration::ZERO, long),
         1 => (long, Duration::ZERO),
@@ -233,7 +233,7 @@ fn link_dies(cluster: &mut Cluster, options: &Options, prng: &mut Prng) -> Resul
         _ => (vec![one, other], vec![back, forth]),
     };
     dies.into_iter().try_for_each(|fault| cluster.act(Act::World(fault)))?;
-    // A heartbeat may be due before then.
+    // A heartbeat may be due during this time.
     pass(cluster, prng.duration(Duration::ZERO..=20_000 * MS))?;
     order(cluster, options, prng);
     if options.paths > 1 {

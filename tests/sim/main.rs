@@ -1,4 +1,4 @@
-//! Simulator tests: seeds that pass, runs that are reproducible, planted bugs that are caught.
+//! Simulator tests: seeds pass, runs are reproducible, and planted bugs are caught.
 #![forbid(unsafe_code)]
 
 use rtrs_core::mutant::{Mutant, choose};
@@ -7,9 +7,9 @@ use rtrs_tests::sim::{
     run_idle, run_machine, run_proofs, run_shares, run_with,
 };
 
-/// Number of seeds within which a planted bug has to be caught.
+/// Number of seeds within which a planted bug must be caught.
 const PLANT_SEEDS: u64 = 100;
-/// Seed that shows a bug that few runs can have.
+/// Seed that exposes a bug that can occur in few runs.
 const LATE_SAVE_SEED: u64 = 344;
 
 /// Seeds that once failed, and a few others; `scripts/test.sh` runs more.
@@ -38,7 +38,7 @@ fn a_newer_write_overrides_a_held_one() {
     assert!(failed >= 200, "a write met a failed one in only {failed} of 1000 variations");
 }
 
-/// A client's host sleeps with writes in flight; another client meanwhile writes, then leaves.
+/// A client's host sleeps with writes in flight, while another client writes and then leaves.
 #[test]
 fn a_client_that_returns_after_another_writer_is_refused() {
     let mut late = 0;
@@ -56,7 +56,7 @@ fn a_client_that_returns_after_another_writer_is_refused() {
     assert!(checkers.contains(&"blocks"), "old requests of a client change nothing: {checkers:?}");
 }
 
-/// For minutes, nothing happens but slow idle heartbeats, until an event. `scripts/test.sh` runs
+/// For minutes, nothing but slow idle heartbeats happens, until an event. `scripts/test.sh` runs
 /// more seeds.
 #[test]
 fn failures_after_idle_minutes_are_detected_in_time() {
@@ -69,7 +69,7 @@ fn failures_after_idle_minutes_are_detected_in_time() {
     }
 }
 
-/// The client of a virtual machine dies at any step of its requests, and the next one repeats them.
+/// A virtual machine's client dies at any step of its requests, and the next client repeats them.
 /// `scripts/test.sh` runs more seeds.
 #[test]
 fn a_machine_survives_deaths_of_its_client_at_any_step() {
@@ -86,7 +86,7 @@ fn a_machine_survives_deaths_of_its_client_at_any_step() {
     assert!(torn >= 100 && left >= 1000, "{torn} deaths between steps, {left} repeated requests");
 }
 
-/// Each rule of the front end for virtual machines is needed.
+/// Each rule of the front end for virtual machines is necessary.
 #[test]
 fn broken_rules_of_machines_are_detected() {
     for mutant in Mutant::MACHINES {
@@ -95,8 +95,8 @@ fn broken_rules_of_machines_are_detected() {
     }
 }
 
-/// A core, a path, the disk or the registration of memory stalls, and then recovers.
-/// `scripts/test.sh` runs more seeds.
+/// A core, a path, the disk or memory registration stalls, and then recovers. `scripts/test.sh`
+/// runs more seeds.
 #[test]
 fn equal_paths_share_the_load_within_a_second_after_a_stall() {
     for seed in 0..10 {
@@ -111,7 +111,7 @@ fn an_intruder_proves_nothing_and_disturbs_nothing() {
     intrude(0..10);
 }
 
-/// Runs as a second test, because each seed takes seconds of processor time.
+/// A separate test, because each seed takes seconds of processor time.
 #[test]
 fn an_intruder_proves_nothing_in_other_seeds() {
     intrude(10..20);
@@ -130,8 +130,8 @@ fn intrude(seeds: std::ops::Range<u64>) {
     assert!(sum.0 > 250 && sum.1 > 500 && sum.2 > 250, "{sum:?}");
 }
 
-/// Two gateways freeze, are killed, cut off and moved; no write of one gateway lands after writes
-/// of the next, none is lost, and in the end all IO continues.
+/// Two gateways are frozen, killed, cut off and moved; no write from one gateway lands after writes
+/// from the next, none is lost, and in the end all IO continues.
 #[test]
 fn an_export_moves_between_gateways_without_a_ghost_write() {
     let mut sum = (0, 0, 0);
@@ -152,7 +152,7 @@ fn gateway_mutants_are_detected() {
         let mut seen = (0..150).filter_map(|seed| run_gateways(seed, plant).err());
         assert!(seen.any(|failure| ["ghost", "lost"].contains(&failure.checker)), "{plant:?}");
     }
-    // The client takes a standby for an active one.
+    // The client mistakes a standby for an active gateway.
     for mutant in Mutant::GATEWAYS {
         choose(Some(*mutant));
         let seen = (0..150).find_map(|seed| run_gateways(seed, GatewayPlant::None).err());

@@ -1,19 +1,19 @@
 //! Simulator: the real client and server engines over the simulated fabric, driven by one seed.
 //!
-//! One thread runs everything on one virtual clock. The shape of the cluster, the workload, the
-//! faults and every delay follow from the seed; the same seed gives the same run, byte for byte.
-//! The users are `rtrs-sim` and the test binary `sim`.
+//! One thread runs everything on one virtual clock. The seed determines the shape of the cluster,
+//! the workload, the faults and every delay; the same seed gives the same run, byte for byte. It is
+//! used by `rtrs-sim` and the test binary `sim`.
 //!
 //! `options.rs` settings drawn from a seed · `cluster.rs` cores, world and clock · `host.rs` one
 //! core · `port.rs` the fabric as the engines see it, with its faults · `disk.rs` the backend ·
 //! `epochs.rs` the server's state directory · `workload.rs` users of the device · `buffers.rs`
-//! their memory · `nbd.rs` their front end · `oracle.rs` legal results of reads · `faults.rs` plan
-//! of faults · `held.rs` a write held by its disk · `away.rs` a client that returns after another
-//! writer · `idle.rs` events after idle minutes · `shares.rs` shares of equal paths after a stall ·
-//! `machine/` a virtual machine and the front end for it ·
-//! `proofs.rs` clients that prove their identity, and an intruder, with `crowd.rs` · `gateways/`
-//! two servers over one store · `run.rs` one run from attach to detach · `log.rs` event log ·
-//! `plant.rs` planted bugs · `mutants.rs` engines with a rule removed.
+//! their memory · `nbd.rs` their front end · `oracle.rs` legal results of reads · `faults.rs` fault
+//! plan · `held.rs` a write held by its disk · `away.rs` a client returning after another writer ·
+//! `idle.rs` events after idle minutes · `shares.rs` shares of equal paths after a stall ·
+//! `machine/` a virtual machine and the front end for it · `proofs.rs` clients that prove their
+//! identity, and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs`
+//! one run from attach to detach · `log.rs` event log · `plant.rs` planted bugs · `mutants.rs`
+//! engines with a rule removed.
 
 mod away;
 mod buffers;
@@ -63,7 +63,7 @@ pub struct Failure {
     pub text: String,
 }
 
-/// Returns seeds that once failed, with the reason.
+/// Returns seeds that once failed, each with its reason.
 pub fn kept_seeds() -> Vec<(u64, &'static str)> {
     parse_seeds(include_str!("seeds.txt"))
 }
@@ -71,7 +71,7 @@ pub fn kept_seeds() -> Vec<(u64, &'static str)> {
 /// Parses a seed and a remark from each line, skipping empty lines and those that begin with `#`.
 ///
 /// # Panics
-/// Panics when a line has a different form.
+/// Panics if a line has a different form.
 fn parse_seeds(text: &'static str) -> Vec<(u64, &'static str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines

@@ -4,8 +4,8 @@
 //! mutant. An engine that panics because one of its own invariants is violated counts as caught
 //! too. Seeds that are known to catch a mutant are listed in `mutants.txt` and tried first, so that
 //! the gate takes seconds. If none of them catches it, more seeds are tried, alternating between
-//! load, held writes and idle sessions; for the rules of the front end for virtual machines, runs
-//! with a machine.
+//! load, held writes and idle sessions; for the rules of the virtual machine front end, runs with a
+//! machine.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{Failure, Options, Plant, run_held, run_idle, run_machine, run_with};
 
-/// Number of seeds after which a search also runs a held write; idle sessions are run as often.
+/// Number of seeds after which a search also runs a held write; idle sessions run as often.
 const OTHERS_EVERY: u64 = 4;
 
 /// Scenario of a run.
@@ -83,7 +83,7 @@ pub fn keep_panics() {
 /// Returns scenes that are known to catch a mutant.
 ///
 /// # Panics
-/// Panics when `mutants.txt` is malformed.
+/// Panics if `mutants.txt` is malformed.
 fn known_scenes(mutant: Mutant) -> Vec<Scene> {
     let lines = include_str!("mutants.txt").lines().filter(|line| !line.starts_with('#'));
     let mut found = Vec::new();

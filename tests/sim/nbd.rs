@@ -1,16 +1,16 @@
-//! Front end between a workload and its client: all requests go through it as NBD.
+//! Front end between a workload and its client: all requests pass through it as NBD.
 //!
 //! nbd-bridge works on the core's ring, so a core with a front has a real ring and a socket pair in
-//! one thread. The bridge has one end, like a core's connection of /dev/nbdX; this module has the
+//! one thread. The bridge has one end, like a core's connection to /dev/nbdX; this module has the
 //! other end and plays the kernel's part: it sends requests and receives replies. No virtual time
 //! passes between the two: a turn of the core runs both until neither has work left. The byte
-//! positions at which messages are cut follow from the seed. Bridge, ring and sockets go away
-//! together with the process.
+//! positions at which messages are cut are determined by the seed. The bridge, ring and sockets
+//! disappear along with the process.
 //!
-//! A workload that uses parts of blocks does not identify as the kernel, and half of its writes are
-//! sent twice, the second time without the first bytes, so that the copy begins within a block.
-//! Since changes to a block are executed in order of arrival, the copy changes nothing; otherwise
-//! it could restore the block's earlier content.
+//! A workload that uses parts of blocks does not identify itself as the kernel, and half of its
+//! writes are sent twice, the second time without the first bytes, so that the copy begins within a
+//! block. Since changes to a block are executed in order of arrival, the copy changes nothing;
+//! otherwise it could restore the block's earlier content.
 
 mod stalls;
 
@@ -40,8 +40,8 @@ const PAYLOAD_MAX: u32 = 64 << 10;
 const LONG_MAX: u32 = 1 << 20;
 /// Additional buffers that the bridges of two volumes share.
 const SHARED: usize = 13;
-/// Returns the size of the bridge's buffers in bytes: the minimum for its connections and such
-/// requests, or more if the buffers are shared.
+/// Returns the size of the bridge's buffers in bytes: the minimum for its connections and for
+/// requests of that length, or more if the buffers are shared.
 pub(super) const fn buffer_bytes(way: Use) -> usize {
     let connections = if way.drops { CONNECTIONS_MAX } else { 1 };
     let long = if way.long { 2 * LONG_MAX as usize } else { 0 };
@@ -58,7 +58,7 @@ pub(super) struct Use {
     pub(super) long: bool,
     /// Whether parts of blocks are written too.
     pub(super) parts: bool,
-    /// Whether each core's connection is a separate user instead of part of a kernel device.
+    /// Whether each core's connection is a separate user rather than part of a kernel device.
     pub(super) alone: bool,
     /// Whether users stop in the middle of payloads, and where the sectors of their extra writes
     /// start.
@@ -76,9 +76,9 @@ const TWICE: u64 = 1 << 63;
 const HELLO: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x03";
 /// Length of the greeting, and of the size and flags in the answer.
 const WELCOME: usize = 18 + 10;
-/// Maximum number of connections of a core, including closed ones with writes in flight.
+/// Maximum number of connections per core, including closed ones with writes in flight.
 const CONNECTIONS_MAX: usize = 12;
-/// Maximum number of rounds in a turn; beyond it, bridge and socket count as looping.
+/// Maximum number of rounds in a turn before the bridge and socket are considered to be looping.
 const ROUNDS_MAX: u32 = 100_000;
 const HALF: Ratio = Ratio::new(1, 2);
 
@@ -121,7 +121,7 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// Creates a front of a session's device on this core.
+    /// Creates a front for a session's device on this core.
     pub(super) fn new(
         now: Instant,
         device: SessionDevice,
@@ -135,7 +135,7 @@ impl Front {
         let config = BridgeConfig {
             buffer_bytes: buffer_bytes(way),
             connections_max: if way.drops { CONNECTIONS_MAX } else { 1 },
-            // Few rows, so that requests wait for them.
+            // Few rows, so that requests have to wait for them.
             requests_max: prng.range(2..=64) as u32,
             touched_bytes: 0,
             max_payload: if way.long { LONG_MAX } else { PAYLOAD_MAX },
@@ -178,7 +178,7 @@ impl Front {
         self.bridge.connections() + 1 < CONNECTIONS_MAX
     }
 
-    /// Gives a connection to this core's bridge.
+    /// Hands a connection to this core's bridge.
     pub(super) fn adopt(&mut self, now: Instant, End(theirs): End) {
         assert!(self.bridge.adopt_kernel(now, theirs.into()), "there is room for a connection");
     }
@@ -197,13 +197,13 @@ impl Front {
         End(std::mem::replace(&mut self.socket, ours))
     }
 
-    /// Draws the number of bytes to transfer at a time.
+    /// Chooses at random how many bytes to transfer at a time.
     fn cut(&mut self, len: usize) -> usize {
         if self.prng.chance(HALF) { len } else { 1 + self.prng.index(len) }
     }
 
     /// Takes the flushes that were sent since the last call. Neither the bridge nor a kernel device
-    /// knows of a flush that waits behind the payload of another request.
+    /// knows about a flush that waits behind the payload of another request.
     pub(super) fn take_begun(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.begun)
     }

@@ -1,7 +1,7 @@
-//! Settings of a run, drawn from its seed: cluster, timing, workload and faults.
+//! The settings of a run, drawn from its seed: cluster, timing, workload and faults.
 //!
 //! The draws follow swarm testing: each seed has its own mix, most runs leave out many kinds of
-//! faults so that the others get room, and bounds are small so that tables fill up and wrap.
+//! faults so that the others occur often, and limits are small so that tables fill up and wrap.
 
 mod extra;
 mod follows;
@@ -24,28 +24,28 @@ pub(super) use machine::MachineOptions;
 /// One millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);
 
-/// Heartbeat of a server that does not detect a silent path within a run: a client that connects
-/// the path again must declare the old connection dead.
+/// Heartbeat of a server that does not detect a silent path within a run: a client that reconnects
+/// the path must declare the old connection dead.
 const DEAF: Duration = Duration::from_secs(60);
 
 /// Settings of one run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Seed from which everything else follows.
+    /// Seed that determines everything else.
     pub seed: u64,
-    /// Number of paths between client and server.
+    /// Number of paths between the client and the server.
     pub paths: usize,
-    /// Number of cores of the client.
+    /// Number of client cores.
     pub client_cores: u16,
-    /// Number of cores of the server.
+    /// Number of server cores.
     pub server_cores: u16,
-    /// Number of chunks of a path.
+    /// Number of chunks per path.
     pub queue_depth: u16,
     /// Size of a chunk in bytes.
     pub chunk_size: u32,
     /// Path selection policy.
     pub policy: Policy,
-    /// Maximum number of successive requests on a path.
+    /// Maximum number of consecutive requests on a path.
     pub path_run: u32,
     /// Behavior of the network.
     pub world: WorldOptions,
@@ -55,11 +55,11 @@ pub struct Options {
     pub pinned: Option<Duration>,
     /// Whether the client uses a fresh key per read.
     pub invalidate_reads: bool,
-    /// Heartbeat interval of the client.
+    /// The client's heartbeat interval.
     pub heartbeat: Duration,
-    /// Heartbeat interval of the server.
+    /// The server's heartbeat interval.
     pub server_heartbeat: Duration,
-    /// Maximum time that an IO is in flight.
+    /// Maximum time that an IO may be in flight.
     pub io_timeout: Duration,
     /// Handling of IO that takes longer than `io_timeout` over a live path.
     pub slow_io: SlowIo,
@@ -67,9 +67,9 @@ pub struct Options {
     pub no_path: NoPath,
     /// Longest pause of a core between two turns.
     pub think_max: Duration,
-    /// Maximum delay of a message between cores of the client.
+    /// Maximum delay of a message between client cores.
     pub message_max: Duration,
-    /// Maximum delay of a message between cores of the server.
+    /// Maximum delay of a message between server cores.
     pub server_message_max: Duration,
     /// Time under load.
     pub load_time: Duration,
@@ -81,8 +81,8 @@ pub struct Options {
     pub faults: FaultMix,
     /// Maximum duration of an IO if the first path always works and the backend is fast.
     pub stall_max: Option<Duration>,
-    /// Minimum delay before a client that takes over from a killed one repeats requests without an
-    /// answer, from their first submission. None if another user of the export follows instead.
+    /// Minimum delay before a client that takes over from a killed one repeats unanswered requests,
+    /// from their first submission. None if a different user of the export follows instead.
     pub takeover: Option<Duration>,
     /// Whether the workload uses the device through the front end, as the kernel's nbd does.
     pub nbd: bool,
@@ -90,31 +90,31 @@ pub struct Options {
     pub nbd_drops: bool,
     /// Whether an operator adds and removes paths, and changes the policy.
     pub operated: bool,
-    /// Other session that has the export open and flushes it.
+    /// Another session that has the export open and flushes it.
     pub guest: Option<Guest>,
     /// Whether other servers sometimes answer at the server's addresses.
     pub other_servers: bool,
     /// Whether durable writes request a flush before them (PREFLUSH), as other clients' writes may.
     pub preflush: bool,
-    /// Whether the server writes the data of answered reads once more. The data must not reach the
+    /// Whether the server writes the data of answered reads again. The data must not reach the
     /// memory of those reads; the path ends with an error.
     pub late_data: bool,
     /// Whether each client that attaches has its own name.
     pub renamed: bool,
     /// Whether another session repeatedly asks to write.
     pub rival: bool,
-    /// Failover of a dead path's requests if client and server lack our extensions, as with a
-    /// kernel peer (no FENCE, no cache epoch).
+    /// Failover of a dead path's requests if the client and the server lack our extensions, as with
+    /// a kernel peer (no FENCE, no cache epoch).
     pub kernel: Option<Failover>,
-    /// Features that only some of the runs without a hunt have, each drawn separately.
+    /// Features used only in some of the runs without a hunt, each drawn separately.
     pub extra: Extra,
 }
 
-/// Seed modifier that selects runs with other servers, but no seed that failed before such runs
-/// existed.
+/// Seed modifier that selects the runs with other servers, excluding seeds that failed before such
+/// runs existed.
 const STRANGERS: u64 = 0x006f_7468_3632;
 
-/// Access of the other session to the export.
+/// The other session's access to the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guest {
     /// Opens the session's export for reading.
@@ -128,13 +128,13 @@ pub enum Guest {
 /// Settings of the workload.
 #[derive(Clone, Debug)]
 pub struct WorkOptions {
-    /// Number of sectors of the device.
+    /// Number of sectors on the device.
     pub sectors: u32,
     /// Maximum number of IOs in flight per core.
     pub depth: usize,
-    /// Maximum number of sectors of an IO.
+    /// Maximum number of sectors per IO.
     pub span_max: u32,
-    /// Longest pause between two IOs of a core.
+    /// Longest pause between two IOs on a core.
     pub gap_max: Duration,
     /// Share of reads among IOs.
     pub reads: Ratio,
@@ -146,15 +146,15 @@ pub struct WorkOptions {
     pub zeroes: Ratio,
     /// Whether writes in flight may overlap each other.
     pub overlap: bool,
-    /// Whether parts of blocks are written too, over NBD.
+    /// Whether parts of blocks are also written, over NBD.
     pub parts: bool,
     /// Whether the memory of an IO is a list of pieces.
     pub scattered: bool,
-    /// Whether writes that failed for lack of a path are repeated immediately with other data.
+    /// Whether writes that failed for lack of a path are immediately repeated with different data.
     pub rewrites: bool,
     /// Maximum number of such repeated writes per core.
     pub rewrites_max: u64,
-    /// Maximum number of IOs of all cores together.
+    /// Maximum total number of IOs on all cores.
     pub ios_max: u64,
 }
 
@@ -167,13 +167,13 @@ pub struct DiskOptions {
     pub slow: Ratio,
     /// Longest duration of a slow operation.
     pub slow_max: Duration,
-    /// Share of operations that do not end for a long time.
+    /// Share of operations that take very long.
     pub stuck: Ratio,
     /// Longest duration of a stuck operation.
     pub stuck_max: Duration,
-    /// Share of operations that end with an error.
+    /// Share of operations that fail.
     pub errors: Ratio,
-    /// Share of writes that are lost during writeback of the cache; one sync reports the loss.
+    /// Share of writes that are lost during cache writeback; one sync reports the loss.
     pub writeback: Ratio,
     /// Whether a power cut may lose completed writes.
     pub write_cache: bool,
@@ -185,7 +185,7 @@ pub struct DiskOptions {
     pub io_max: u32,
     /// Maximum length of a discard or write zeroes.
     pub discard_max: u32,
-    /// Size of a block in bytes.
+    /// Block size in bytes.
     pub block: u32,
 }
 
@@ -198,44 +198,44 @@ pub struct FaultMix {
     pub lasts_max: Duration,
     /// Longest time without a client after one was killed.
     pub away_max: Duration,
-    /// Weight of links that go down.
+    /// Weight of links going down.
     pub link_down: u32,
-    /// Weight of one direction that drops all messages.
+    /// Weight of one direction dropping all messages.
     pub silence: u32,
-    /// Weight of both directions that drop all messages.
+    /// Weight of both directions dropping all messages.
     pub blackhole: u32,
     /// Weight of a slow direction.
     pub slow_path: u32,
-    /// Weight of a queue pair error on a work request.
+    /// Weight of queue pair errors on work requests.
     pub qp_error: u32,
-    /// Weight of a server process that ends and starts again.
+    /// Weight of the server process exiting and restarting.
     pub server_restart: u32,
-    /// Weight of a server machine that loses power.
+    /// Weight of the server machine losing power.
     pub power_cut: u32,
-    /// Weight of a server that is asked to stop, and starts again.
+    /// Weight of the server being asked to stop, and restarting.
     pub server_stop: u32,
-    /// Weight of a client that ends without closing its session, and attaches again.
+    /// Weight of the client exiting without closing its session, and attaching again.
     pub client_restart: u32,
-    /// Weight of a core that stops running for a while.
+    /// Weight of a core pausing for a while.
     pub core_stall: u32,
-    /// Weight of memory registration that fails.
+    /// Weight of memory registration failing.
     pub no_memory: u32,
-    /// Weight of all paths being given up, with one path up again while requests sent over
-    /// another still arrive.
+    /// Weight of all paths being given up, with one path up again while requests sent over another
+    /// are still arriving.
     pub give_up: u32,
-    /// Weight of a client that is detached with IO in flight while the next one is running.
+    /// Weight of a client being detached with IO in flight while the next one is running.
     pub client_leave: u32,
-    /// Weight of a path over which requests arrive very late.
+    /// Weight of requests arriving very late over one path.
     pub late_requests: u32,
-    /// Weight of a server machine that loses power while its answers on one path are in transit,
-    /// and that is back before they arrive.
+    /// Weight of the server machine losing power while its answers on one path are in transit, and
+    /// coming back before they arrive.
     pub late_answers: u32,
-    /// Whether network faults spare the first path.
+    /// Whether network faults never affect the first path.
     pub spare: bool,
 }
 
 impl FaultMix {
-    /// Mix without faults.
+    /// A mix without faults.
     pub(super) const NONE: Self = Self {
         gap_max: Duration::ZERO,
         lasts_max: Duration::ZERO,
@@ -258,7 +258,7 @@ impl FaultMix {
         spare: false,
     };
 
-    /// Whether a server's machine may lose power.
+    /// Whether the server machine may lose power.
     pub(super) const fn cuts_power(&self) -> bool {
         self.power_cut + self.late_answers > 0
     }
@@ -304,7 +304,7 @@ impl Options {
         (self.chunk_size - 4096) / 512
     }
 
-    /// Draws the settings of a seed.
+    /// Draws the settings for a seed.
     pub fn draw(seed: u64) -> Self {
         let mut prng = Prng::new(seed ^ 0x5157_4152_4d5f_3031);
         let prng = &mut prng;
@@ -334,11 +334,11 @@ impl Options {
             queue_depth: pick(prng, &[4, 8, 16, 32]),
             chunk_size,
             policy: pick(prng, &[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
-            // Not drawn, so that older seeds draw the rest as before.
+            // Not drawn, so that older seeds draw everything else as before.
             path_run: if seed.div_ceil(2).is_multiple_of(2) { PATH_RUN } else { 1 },
             world,
             always_invalidate: half(prng),
-            // Separate generator, so that older seeds draw the rest as before.
+            // A separate generator, so that older seeds draw everything else as before.
             pinned: match Prng::new(seed ^ 0x7069_6e6e_6564).below(8) {
                 0 => Some(Duration::ZERO),
                 1 => Some(20 * MS),
@@ -350,7 +350,7 @@ impl Options {
             server_heartbeat: pick(prng, &[50, 100, 200, 1000]) * MS,
             io_timeout: pick(prng, &[2000, 5000]) * MS,
             slow_io: SlowIo::Wait,
-            // Separate generator, so that older seeds draw the rest as before.
+            // A separate generator, so that older seeds draw everything else as before.
             no_path: match Prng::new(seed ^ 0x6e6f_7061_7468).below(16) {
                 0 => NoPath::Fail,
                 1 => NoPath::QueueFor(200 * MS),
@@ -390,7 +390,7 @@ impl Options {
         } else if paths > 1 && prng.chance(Ratio::new(1, 5)) {
             drawn.hunt_late_writes(prng);
         } else {
-            // Separate generator, so that older seeds draw the rest as before.
+            // A separate generator, so that older seeds draw everything else as before.
             let own = &mut Prng::new(seed ^ 0x6769_7665_5f75_705f);
             if paths > 1 && !drawn.operated && own.chance(Ratio::new(1, 8)) {
                 drawn.hunt_given_up_writes(own);
@@ -423,7 +423,7 @@ impl Options {
                 drawn.hunt_dropped_writes(&mut Prng::new(seed ^ 0x6768_6f73_745f_7772));
             }
         }
-        // Other runs check IO that a session gave up on, and losses of a disk.
+        // Other runs check IO on which a session gave up, and data lost by a disk.
         let plain = drawn.faults.client_restart == 0 && drawn.faults.power_cut == 0;
         let plain = plain && drawn.stall_max.is_none() && !drawn.path_errors();
         let own = &mut Prng::new(seed ^ 0x6e62_645f_6472_6f70);
@@ -479,8 +479,8 @@ impl Options {
         drawn
     }
 
-    /// Makes it likely that IO ends with an error because no path is left, and that its requests
-    /// arrive late over a path that only the client has given up, when another path is up again.
+    /// Makes it likely that IO fails because no path is left, and that its requests arrive late
+    /// over a path that only the client has given up, when another path is up again.
     fn hunt_given_up_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(100 * MS)]);
@@ -502,8 +502,8 @@ impl Options {
         work.depth = 24;
     }
 
-    /// Makes it likely that a write ends with an error because no path is left, and that newer
-    /// writes go to the same sectors before the disk has finished it.
+    /// Makes it likely that a write fails because no path is left, and that newer writes go to the
+    /// same sectors before the disk has finished it.
     fn hunt_failed_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, pick(prng, &[50 * MS, DEAF]));
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(20 * MS)]);
@@ -511,7 +511,7 @@ impl Options {
         let faults = &mut self.faults;
         *faults = FaultMix { gap_max: 400 * MS, lasts_max: 600 * MS, ..FaultMix::NONE };
         if half(prng) {
-            // The path returns soon.
+            // The path soon comes back.
             self.paths = 1;
             (faults.link_down, faults.silence, faults.blackhole) = (1, 1, 2);
         } else {
@@ -527,7 +527,7 @@ impl Options {
     }
 
     /// Makes it likely that writeback fails while several sessions and cores flush, with a visible
-    /// effect: the power fails at the end, if not before.
+    /// effect: the power fails at the end, if not earlier.
     fn hunt_lost_writes(&mut self, prng: &mut Prng) {
         self.disk.writeback = pick(prng, &[Ratio::new(1, 20), Ratio::new(1, 100)]);
         self.guest = pick(prng, &[None, Some(Guest::Reader), Some(Guest::Writer)]);
@@ -589,10 +589,10 @@ impl Options {
         work.reads = Ratio::new(1, 2);
     }
 
-    /// Leaves only faults that another path can make up for, and bounds the duration of IO: two
+    /// Leaves only faults for which another path can compensate, and bounds the duration of IO: two
     /// paths may fall silent one after the other under the same IO.
     fn hold_to_time(&mut self, heartbeat: Duration) {
-        // A silent direction is detected only by the receiving end.
+        // Only the receiving end detects a silent direction.
         (self.heartbeat, self.server_heartbeat) = (heartbeat, heartbeat);
         self.stall_max = Some(heartbeat * 10 + 500 * MS);
         let faults = &mut self.faults;

@@ -1,4 +1,4 @@
-//! Oracle of the simulator: decides which data reads may return and what must survive a power cut.
+//! The simulator's oracle: decides what reads may return and what must survive a power cut.
 //!
 //! Each sector is a separate register. Every write puts its number into all of its sectors, so that
 //! a read shows which write it saw. Time is a counter of submissions and completions.
@@ -10,9 +10,9 @@
 //! memories, 1997), the operations are linearizable if and only if no two forward zones overlap and
 //! no backward zone is inside a forward one.
 //!
-//! **Runs whose writes overlap**: a write may take effect more than once while it is in flight, as
-//! a replay does. A read may return any write that began before the read ended, unless it has been
-//! replaced by a different write that began after its end and ended before the read's start.
+//! **Runs whose writes overlap**: a write may take effect more than once while it is in flight,
+//! because it may be replayed. A read may return any write that began before the read ended, unless
+//! that write was replaced by another that began after its end and ended before the read began.
 //!
 //! **While no write is open**, a sector keeps its content, in all runs. A write whose client was
 //! killed is open until the server lets the next client write, and is open again once the user
@@ -20,21 +20,21 @@
 //! From then on it counts as a separate write of the same content.
 //!
 //! **A write that ended with an error** from the backend may or may not have happened, but if it
-//! does, it happens by the time that it ends. If `no_path` lets IO end with an error, or the client
-//! was killed, the write may happen at any later time, until the server's process ends, the server
-//! lets a different session write, or nothing is in flight any more. If neither the disk nor the
-//! cores are slow, it may happen only until an IO that its core submitted later has succeeded,
-//! because by then the paths on which it was sent are fenced off. In any case it happens before a
-//! write to the same sector that began after the error was reported: once such a write was
+//! does, it happens by the time it ends. If `no_path` lets IO end with an error, or the client was
+//! killed, the write may happen at any later time, until the server's process ends, the server lets
+//! a different session write, or nothing is in flight any more. If neither the disk nor the cores
+//! are slow, it may happen only until an IO that its core submitted later has succeeded, because by
+//! then the paths on which it was sent are fenced off. In any case, it happens before any write to
+//! the same sector that begins after the error was reported: once such a write has been
 //! acknowledged or seen, no read that begins afterwards sees the failed write.
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced. A write is
-//! durable when it was acknowledged with FUA, or before the start of a flush that was acknowledged
-//! before the cut. A flush is checked against the writes that were acknowledged before it began,
-//! even when the power failed in between, until a failed flush has reported the loss; a flush may
-//! fail for no other reason. If a different user follows a killed client, no client is left to
-//! receive reports of lost writes. If a client takes over from a killed one, its users receive
-//! these reports; then a flush may also fail once for a power cut that lost nothing.
+//! durable if it was acknowledged with FUA, or before the start of a flush that was itself
+//! acknowledged before the cut. A flush is checked against the writes that were acknowledged before
+//! it began, even if the power failed in between, until a failed flush has reported the loss; a
+//! flush may fail for no other reason. If a different user follows a killed client, no client is
+//! left to receive reports of lost writes. If a client takes over from a killed one, its users
+//! receive these reports; then a flush may also fail once for a power cut that lost nothing.
 
 mod dropped;
 mod losses;
@@ -83,7 +83,7 @@ struct Write {
     old: bool,
 }
 
-/// Knowledge about a write, or about the initial content, on one sector.
+/// Known facts about a write, or about the initial content, on one sector.
 #[derive(Clone, Copy, Debug)]
 struct Cluster {
     id: u32,
@@ -111,7 +111,7 @@ struct Sector {
     stirred: u64,
 }
 
-/// Knowledge about the disk of a run.
+/// Known facts about a run's disk.
 #[derive(Debug)]
 pub(super) struct Oracle {
     clock: u64,
@@ -132,7 +132,7 @@ pub(super) struct Oracle {
     sectors: Vec<Sector>,
     /// Number of pending and open writes per sector, for users that must not overlap.
     busy: Vec<u32>,
-    /// Writes that ended with an error, each with the time by which it happens or never will.
+    /// Writes that ended with an error, each with the time by which it has happened or never will.
     closing: Vec<(Instant, u32)>,
     /// Start times of the reads in flight.
     reads: BTreeMap<u64, u64>,
@@ -287,7 +287,7 @@ impl Oracle {
         }
     }
 
-    /// Sets the time by which a failed write happens or never will.
+    /// Sets the time by which a failed write has happened or never will.
     pub(super) fn close_at(&mut self, at: Instant, id: u32) {
         self.closing.push((at, id));
     }
@@ -412,7 +412,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Returns the write from which a sector's bytes come.
+    /// Returns the write that a sector's bytes came from.
     fn identify(&self, sector: u32, content: &[u8]) -> Result<u32, Failure> {
         let mut words = content.chunks(8).map(|chunk| {
             let mut bytes = [0; 8];
@@ -582,7 +582,7 @@ impl Oracle {
     /// have been seen before.
     fn judge_failed(&self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let failed = self.writes[id as usize].failed;
-        // A write in flight at a power cut may be lost in the cut.
+        // A write that is in flight when the power is cut may be lost.
         let known = failed.max(self.sectors[at].since);
         let newer = self.sectors[at].clusters.iter().find(|other| {
             let acked = self.writes[other.id as usize].acked;

@@ -11,14 +11,14 @@ pub enum Plant {
     /// No bug.
     #[default]
     None,
-    /// The backend acknowledges a write without doing it.
+    /// The backend acknowledges a write without performing it.
     LostWrite,
-    /// The backend repeats a write of a dead path after newer writes.
+    /// The backend repeats a write from a dead path after newer writes.
     GhostWrite,
     /// The backend performs a write that was reported as failed, at any later time, although the
     /// server makes other writes wait for it.
     LateError,
-    /// The server lets the next client write while the backend still has writes of the dead one.
+    /// The server lets the next client write while the backend still has writes from the dead one.
     EarlyOpen,
     /// The backend answers a read with data from before the last write.
     StaleRead,
@@ -44,7 +44,7 @@ pub enum Plant {
     BadStatus,
     /// The server's answer to a request is lost on a connection that stays open.
     LostAnswer,
-    /// A link stays down after the faults stopped.
+    /// A link stays down after the faults have stopped.
     DeadLink,
     /// The server does not report that its host was restarted.
     SameLife,
@@ -54,20 +54,20 @@ pub enum Plant {
     Leak,
     /// The front end does not notice that an NBD connection was closed.
     UnseenClose,
-    /// A path stays slow, in the scenario of equal paths.
+    /// A path stays slow, in the equal-paths scenario.
     LimpingPath,
-    /// The backend loses writes in writeback of its cache, and no sync reports the loss.
+    /// The backend loses writes during cache writeback, and no sync reports the loss.
     QuietSync,
     /// A backend write that takes longer than the client waits for an answer ends before it takes
     /// effect.
     LateEffect,
-    /// A truncated backing file has its old data back once its length is restored.
+    /// A truncated backing file gets its old data back once its length is restored.
     OldTail,
-    /// The backend writes beyond the end of a truncated file.
+    /// The backend writes past the end of a truncated file.
     GrownWrite,
     /// A backing file is truncated, and no flush reports it.
     QuietCut,
-    /// A server that is killed while it saves the epoch of an export leaves no trace of the save.
+    /// A server that is killed while saving an export's epoch leaves no trace of the save.
     LateSave,
     /// The backend loses writes of the second session.
     LostGuestWrite,

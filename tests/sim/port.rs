@@ -30,7 +30,7 @@ const RARE: Ratio = Ratio::new(1, 50);
 /// Faults at the ports of one end, shared by all its cores.
 #[derive(Debug)]
 pub(super) struct PortFaults {
-    /// Number of work requests until a queue pair enters the error state.
+    /// Number of work requests after which a queue pair enters the error state.
     pub(super) fail_after: Option<u32>,
     /// Whether `fail_after` counts receives instead of sends and binds.
     pub(super) at_receive: bool,
@@ -75,7 +75,7 @@ impl PortFaults {
         }))
     }
 
-    /// Returns the result of a memory registration now.
+    /// Returns the result of a memory registration made now.
     fn memory(&mut self, what: &str) -> Result<(), FabricError> {
         if self.no_memory == 0 {
             return Ok(());
@@ -85,7 +85,7 @@ impl PortFaults {
         Err(FabricError::system(what, io::Error::from(io::ErrorKind::OutOfMemory)))
     }
 
-    /// Whether the current work request is the one that fails.
+    /// Whether the current work request is the one that must fail.
     fn strikes(&mut self, receive: bool) -> bool {
         match self.fail_after.filter(|_| self.at_receive == receive) {
             Some(0) => {
@@ -146,7 +146,7 @@ pub(super) struct Port {
     windows: Vec<(QpNum, Arc<dyn Window>)>,
     /// Work request to post again after this many others, for a planted bug.
     twice: Option<(QpNum, WorkRequest, u32)>,
-    /// Memory that is being registered, and when each registration ends.
+    /// Memory that is being registered, and the time at which each registration ends.
     registering: Vec<(Instant, u64, ToRegister)>,
     now: Instant,
 }

@@ -1,16 +1,16 @@
 //! Scenario of two clients that prove their identity, a server that is restarted in between, and an
 //! intruder that knows the UUIDs of the first client's session and paths.
 //!
-//! The intruder has what an attacker has that reads the network or is a client of the server:
-//! signatures of the first client for other connects, paths, sessions and nonces, its own key that
+//! The intruder has what an attacker who reads the network or is a client of the server has: the
+//! first client's signatures for other connects, paths, sessions and nonces, a key of its own that
 //! the server knows, and a key that the server does not know. The intruder never receives anything
 //! but EACCES, and the two clients are not affected: no path ends except through the restart, and
 //! each client reads the data that it wrote.
 //!
 //! The intruder also connects a crowd of unproved paths in the first client's session, whether or
 //! not the server knows that session, with the UUIDs and numbers of the client's next connects but
-//! another queue depth. At the end, the first client goes away for good: its session must end,
-//! although the crowd stays.
+//! a different queue depth. At the end, the first client goes away for good: its session must end
+//! even though the crowd stays.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ const HANDSHAKE: Duration = Duration::from_millis(1000);
 pub struct Proofs {
     /// Writes that were read back.
     pub ios: u64,
-    /// Attempts of the intruder.
+    /// Attempts by the intruder.
     pub attacks: u64,
     /// Refusals sent to the intruder.
     pub refused: u64,

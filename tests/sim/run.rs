@@ -1,5 +1,5 @@
-//! Run of a seed: attach, load under faults, rest, read everything back, perhaps a last power cut
-//! and another read, detach, and check that all resources were returned.
+//! Runs a seed: attach, run the load under faults, rest, read everything back, perhaps cut the
+//! power once more and read again, detach, and check that all resources were returned.
 
 use serde::Serialize;
 
@@ -18,10 +18,10 @@ use super::{Failure, Plant};
 /// Maximum time for attaching, without faults.
 pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 /// Maximum time from the last fault until all IO is done and all paths are up. The slowest of many
-/// thousands of seeds took 4 s: a server detects a silent path within its four heartbeats of a
-/// second; a client's attempt takes 1 s for each connection and 1 s for the INFO exchange, and four
+/// thousands of seeds took 4 s: a server detects a silent path within four one-second heartbeats; a
+/// client's attempt takes 1 s for each connection and 1 s for the INFO exchange, and four
 /// heartbeats to detect that the server is silent while the client opens the device, after which
-/// the client waits half a second at most.
+/// the client waits at most half a second.
 const LIVE_MAX: Duration = Duration::from_secs(10);
 /// Time without faults after which no IO may fail for lack of a path.
 const WELL: Duration = Duration::from_secs(3);
@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_millis(200);
 /// Maximum time for detaching.
 const DETACH_MAX: Duration = Duration::from_secs(10);
 
-/// Counters of a run.
+/// Counters for a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
     /// Completed reads.
@@ -43,15 +43,15 @@ pub struct Stats {
     pub io_errors: u64,
     /// IOs repeated by a client that took over from a dead one.
     pub taken_over: u64,
-    /// Flushes that reported writes lost by a power cut.
+    /// Flushes that reported writes lost in a power cut.
     pub losses_reported: u64,
     /// Longest IO in virtual milliseconds.
     pub io_ms_max: u64,
     /// Actions in the fault plan.
     pub faults: u64,
-    /// Requests that waited on the server for their first copy, in the scenario of a held write.
+    /// Requests that waited on the server for their first copy, in the held-write scenario.
     pub replays: u64,
-    /// Requests that waited on the server for a failed one, in the scenario of a held write.
+    /// Requests that waited on the server for a failed one, in the held-write scenario.
     pub blocked: u64,
     /// Queue pairs that a fault put into the error state.
     pub qp_errors: u64,
@@ -136,7 +136,7 @@ impl Stats {
 pub struct Outcome {
     /// Violation that a checker found, if any.
     pub failure: Option<Failure>,
-    /// Counters of the run.
+    /// Counters for the run.
     pub stats: Stats,
     /// Fingerprint, equal for two runs with the same events at the same times.
     pub fingerprint: u64,
@@ -152,7 +152,7 @@ pub fn run_machine(seed: u64, sink: Option<Sink>) -> Outcome {
     run_with(&Options::draw_machine(seed), Plant::None, sink)
 }
 
-/// Runs with these settings, a planted bug and a receiver of the log.
+/// Runs with these options, a planted bug and a receiver for the log.
 pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome {
     let log = Log::new(sink);
     let mut cluster = Cluster::new(options, plant, &log);
@@ -211,7 +211,7 @@ fn drive(
     let links = cluster.links();
     let mut acts = plan(&options.faults, &links, &options.world.link, from, until, &mut prng);
     if options.operated {
-        // The path that always works stays.
+        // The path that always works is kept.
         let paths = usize::from(options.keeps_first_path())..options.paths;
         acts.extend(operate(paths, from, until, &mut prng));
         acts.sort_by_key(|&(at, _)| at);
@@ -320,7 +320,7 @@ fn drive(
     if !cluster.run_until(cluster.now() + DETACH_MAX, Cluster::is_done)? {
         return Err(not_live(cluster, "detaching did not end", DETACH_MAX));
     }
-    // The server detects by heartbeats that a link died just before without notice.
+    // The server uses heartbeats to detect a link that died silently just before.
     let end = cluster.now() + DETACH_MAX + 5 * options.server_heartbeat;
     let empty = |cluster: &Cluster| {
         cluster.left_at_server() == (0, 0, 0, 0) && cluster.registered() == (0, 0)
@@ -343,7 +343,7 @@ fn drive(
     cluster.check()
 }
 
-/// Lets messages in transit arrive; after that, failed writes have happened or never will.
+/// Lets messages in transit arrive; after that, failed writes have taken effect or never will.
 fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
     let at_least: Instant = cluster.now() + REST;
     cluster.run_until(at_least, |_| false)?;

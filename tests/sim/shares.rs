@@ -1,7 +1,7 @@
-//! Scenario of equal paths under steady load, and a stall: a core that is not running, a path that
-//! is slow for a time, a disk that is stuck, memory whose registration blocks a core of the server
-//! at the first request of each path. From one second after the stall, each path carries its share
-//! again on each core: within 20 % of the others', measured over a second.
+//! Scenario with equal paths under steady load and a stall: a core that is not running, a path that
+//! is slow for a time, a disk that is stuck, or memory whose registration blocks a core of the
+//! server on the first request of each path. From one second after the stall, each path again
+//! carries its share on each core: within 20 % of the others' shares, measured over one second.
 //!
 //! The policies are round-robin and min-inflight. With min-latency, one path carries everything by
 //! design.
@@ -20,12 +20,12 @@ use super::run::{ATTACH_MAX, Outcome, Stats, not_live, wait_live};
 use super::workload::Mode;
 use super::{Failure, Plant};
 
-/// Time after a stall during which shares may differ, and time over which they are counted.
+/// Time for which shares may differ after a stall, and over which they are then measured.
 const SETTLE: Duration = Duration::from_secs(1);
 const COUNTED: Duration = Duration::from_secs(1);
-/// Maximum difference of a share from the largest, in percent.
+/// Maximum difference between a share and the largest one, in percent.
 const DIFFERENCE_PERCENT: u64 = 20;
-/// Minimum number of requests on a core for a comparison.
+/// Minimum number of requests on a core for its shares to be compared.
 const REQUESTS_MIN: u64 = 100;
 
 fn settings(seed: u64, prng: &mut Prng) -> Options {
@@ -114,7 +114,7 @@ fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Res
     cluster.set_mode(Mode::Load);
     let what = match kind {
         0 => {
-            // Each path's first requests come immediately.
+            // Each path's first requests are sent immediately.
             pass(cluster, 20 * MS)?;
             while cluster.pinned_until() > cluster.now() {
                 pass(cluster, 10 * MS)?;

@@ -51,7 +51,7 @@ pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
     takeover.map_or(Duration::ZERO, |after| after + Duration::from_millis(100))
 }
 
-/// Duration from which on a failed IO was probably sent: IO that fails for lack of a path fails
+/// Minimum age of a failed IO that was probably sent: IO that fails for lack of a path fails
 /// immediately, and would only fail again if repeated.
 const SENT: Duration = Duration::from_millis(15);
 
@@ -88,15 +88,15 @@ impl Used {
 #[derive(Debug)]
 pub(super) struct Workload {
     core: usize,
-    /// Position of its first sector on the device.
+    /// Position of the workload's first sector on the device.
     base: u32,
     options: WorkOptions,
     errors: Errors,
     takeover: Option<Duration>,
-    /// Time until which flushes may report a loss again, as requests of a dead client are repeated.
+    /// Time until which flushes may report a loss again, as a dead client's requests are repeated.
     resent_until: Instant,
     nbd: bool,
-    /// Use of the front end.
+    /// Way in which the front end is used.
     way: Use,
     preflush: bool,
     /// Whether data is written durably and zeroes are not.
@@ -104,12 +104,12 @@ pub(super) struct Workload {
     plant: Plant,
     prng: Prng,
     device: Option<Used>,
-    /// Ring of a virtual machine without a client.
+    /// Ring of a virtual machine while it has no client.
     machine: Option<Box<MachineFront>>,
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
-    /// Writes that failed for lack of a path, and when each did.
+    /// Writes that failed for lack of a path, with the time of each failure.
     given_up: Vec<(Instant, u32)>,
     /// Time at which the export was removed, until the workload has a new device.
     removed_at: Option<Instant>,
@@ -216,7 +216,7 @@ impl Workload {
     }
 
     /// Closes the user's connection with all its requests. Those whose reply has arrived have
-    /// already ended, even if they were not taken here: the memory of a read holds its data.
+    /// already ended, even if not taken here: a read's memory holds its data.
     pub(super) fn forget_all(&mut self, now: Instant, oracle: &mut Oracle) -> Result<(), Failure> {
         self.with_device(|work, device| work.take_ended(now, device, oracle).map(|_| ()))?;
         for (tag, io) in std::mem::take(&mut self.pending) {
@@ -270,7 +270,7 @@ impl Workload {
         self.device.is_some()
     }
 
-    /// Returns the number of the device's user: the connections of a kernel's device are one user.
+    /// Returns the number of the device's user: all connections of a kernel device are one user.
     fn user(&self) -> usize {
         if self.way.alone || self.way.stalls.is_some() { self.core % USERS } else { 0 }
     }
@@ -299,7 +299,7 @@ impl Workload {
         oldest.unwrap_or(Duration::ZERO)
     }
 
-    /// Whether all IO that the mode requires was submitted and has ended.
+    /// Whether all IO that the mode requires has been submitted and has ended.
     pub(super) fn is_idle(&self) -> bool {
         let all = match self.mode {
             Mode::Rest => true,
@@ -334,7 +334,7 @@ impl Workload {
         self.machine_bytes().unwrap_or_else(own)
     }
 
-    /// Checks that free buffers have not changed since they were returned.
+    /// Checks that free buffers have not changed since being returned.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         self.buffers.check()
     }
@@ -351,7 +351,7 @@ impl Workload {
         Ok(any)
     }
 
-    /// Runs a function with the device; returns the default without one.
+    /// Runs a function with the device; returns the default if there is none.
     fn with_device<T: Default>(
         &mut self,
         run: impl FnOnce(&mut Self, &mut dyn BlockDevice) -> Result<T, Failure>,

@@ -70,7 +70,7 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
     assert!(got.stdout.contains("ask its operator for the rule NAME:rw"), "{}", got.stdout);
     assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
 
-    // From now on the writer may only read. Other sessions are not affected.
+    // From now on, the writer may only read. Other sessions are not affected.
     write("'anyone@127.0.0.0/24:ro'", "'anyone@127.0.0.8/31:rw'");
     let refused = server.command(&["reload"]).code(1).says("nothing changed: ");
     let _ = refused.says("sessions that would lose paths: vol0-of-127-0-0-7").says("--force");
@@ -215,7 +215,7 @@ fn an_unlisted_client_is_disconnected_even_if_the_reload_fails() {
     let _ = failed.says("sessions that lost paths: vol0-of-127-0-0-7");
     let _ = server.wait_output("reload: no export changed: ");
     session_ends(&server);
-    // An export does not become open to everyone because the only export with a list is missing.
+    // An export does not become open to all just because the only export with a list is missing.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not admit this client");
     let _ = server.command(&["reload"]).code(1).says("nothing changed: ");
@@ -419,7 +419,7 @@ fn a_check_warns_as_a_start_does() {
     assert!(check(&[]).contains("warning: no access list"));
     assert_eq!(check(&["--insecure-open"]), "");
     assert!(check(&["--access", "db1:rw"]).contains("\"db1\" admits no client"));
-    // The warning is printed on stderr if the log has no warnings.
+    // The warning is printed on stderr if the log omits warnings.
     let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
     assert!(server.stop(STOP_TIME_MAX).stderr.contains("warning: no access list"));
 }

@@ -124,7 +124,7 @@ fn the_status_counts_exports_sessions_and_paths() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A loss that no client flushes must not keep a server from ending forever.
+/// A loss that no client's flush reports must not keep a server from ever ending.
 #[test]
 fn a_drain_is_refused_after_a_loss_unless_forced() {
     let scratch = Scratch::new();
@@ -207,7 +207,7 @@ fn a_drain_and_a_new_server_cause_only_a_pause() {
     for _ in 0..4 {
         let _ = wait_up(&server, 2);
         let _ = server.command(&["drain"]).ok().says("drained");
-        // The process has ended when the command returns: address and file are free.
+        // The process has ended when the command returns, so its address and file are free.
         let _ = server.wait(STOP_TIME_MAX).code(0);
         server = start();
         innocent.progress();
@@ -242,7 +242,7 @@ fn a_drain_flushes_written_data() {
     if !requires(&["filefrag"]) {
         return;
     }
-    // The file is not in memory: the test checks what the file system was made to write.
+    // The file is not in memory, because the test checks what the file system was made to write.
     let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
     let path = dir.path().join("vol0.img");
     sparse_file(&path, 16 << 20);
@@ -296,8 +296,8 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
     // Another session with the same name opens the export for writing.
     let second = attach(server.portals(), &[]);
     assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
-    // Time for ten further attempts. Both paths may have made attempts before one received the
-    // answer.
+    // Allow time for ten further attempts. Both paths may have made attempts before one received
+    // the answer.
     std::thread::sleep(Duration::from_secs(3));
     let refused = refusals(&server);
     assert!((1..=6).contains(&refused), "{refused} attempts to come back");
@@ -364,7 +364,7 @@ fn a_hanging_backend_blocks_no_other_client() {
     };
     wait_for("its write", COMMAND_TIME_MAX, || (hung()["io"]["inflight"] == 1).then_some(()));
     let _ = server.command(&["session", "disconnect", "hung"]).ok();
-    // The path is back while its write is still running.
+    // The path comes back while its write is still running.
     wait_for("its path to be back", COMMAND_TIME_MAX, || (up(&hung()).len() == 1).then_some(()));
     let states: Vec<Value> = hung()["paths"].as_array().expect("paths").clone();
     assert!(states.iter().any(|path| path["state"] == "draining"), "{states:?}");
@@ -373,7 +373,7 @@ fn a_hanging_backend_blocks_no_other_client() {
     let _ = server.command(&evict).code(1).says("the backend still runs 1 of its requests");
     assert!(begin.elapsed() < Duration::from_secs(60), "took {:?}", begin.elapsed());
     assert_eq!(hung()["state"], "evicted");
-    // The session's name is free; the export that the session may still write to is not.
+    // The session's name is free, but the export, which the session may still write to, is not.
     let words = ["--session-name", "hung"];
     let (_client, done) = Client::attach("stuck").path(server.portal()).args(&words).try_start();
     let _ = done.code(1).says("another session has it open for writing");
@@ -412,7 +412,7 @@ fn the_intended_server_is_selected() {
     // A name in use is refused if it was given explicitly.
     let third = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0");
     let _ = third.args(&["--run-dir", &dir, "--name", "one"]).run().code(1).says("one.srv");
-    // Files left by a killed server do not disturb others.
+    // Files left behind by a killed server do not affect others.
     two.crash();
     let _ = ask(&["session", "list"]).ok();
     let two = start("two");
@@ -461,7 +461,7 @@ fn garbage_on_the_control_socket_of_a_server() {
         let text = String::from_utf8_lossy(&answer[..count]);
         assert!(text.is_empty() || text.contains("\"error\""), "{text}");
     }
-    // A silent connection must not keep others out.
+    // A silent connection must not block others.
     let silent = UnixStream::connect(&socket).expect("connect to the control socket");
     assert_eq!(server.sessions().len(), 1);
     drop(silent);

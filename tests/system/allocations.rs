@@ -15,7 +15,7 @@ const SIZE: u64 = 16 << 20;
 /// Maximum number of allocations per second that are not caused by requests.
 const TIMERS_PER_SECOND: u64 = 50;
 
-/// An end that counts its allocations.
+/// The client or server, which counts its allocations.
 struct Counted(String);
 
 impl Counted {
@@ -31,7 +31,7 @@ impl Counted {
     }
 }
 
-/// Allocations of an end and their causes.
+/// A round of requests, and the number of allocations on each end during it.
 #[derive(Debug)]
 struct Round {
     requests: u64,
@@ -41,7 +41,7 @@ struct Round {
 }
 
 impl Round {
-    /// Whether the requests did not allocate. Heartbeats and timers may allocate, and on a busy
+    /// Whether the requests allocated nothing. Heartbeats and timers may allocate, and on a busy
     /// machine many of them run in a round.
     fn is_free(&self) -> bool {
         let of_timers = self.took.as_millis() * u128::from(TIMERS_PER_SECOND) / 1000;
@@ -49,7 +49,7 @@ impl Round {
     }
 }
 
-/// Flags, command and length of a request.
+/// A request's flags, command and length.
 type Kind = (u16, u16, u32);
 
 const IO: [Kind; 6] = [
@@ -82,7 +82,7 @@ fn work(nbd: &mut RawNbd, kinds: &[Kind], bursts: u64) -> u64 {
     bursts * BURST * kinds.len() as u64
 }
 
-/// Arguments of both ends for a path with these keys.
+/// Arguments for both ends of a path with these keys.
 #[derive(Default)]
 struct Ends {
     server: Vec<String>,

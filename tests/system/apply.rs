@@ -66,7 +66,7 @@ impl Host {
         all.find(|one| one["name"] == name).expect("the session")["state"].clone()
     }
 
-    /// Kills the process of a session, and waits until the session is dead.
+    /// Kills a session's process, and waits until the session is dead.
     fn kill(&self, name: &str) {
         let pid = self.status(name)["pid"].to_string();
         let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
@@ -164,7 +164,7 @@ fn a_detailed_exit_code_says_whether_anything_was_changed() {
     detailed(&file, &["--prune", "--reattach"], 0);
     detailed(&[host.entry("vol0", &[0], "  policy: round-robin\n"), file[1].clone()], &[], 3);
     detailed(&file[..1], &["--prune"], 3);
-    // Without the flag, only the report says it.
+    // Without the flag, only the report says so.
     let done = host.with(&file, &["apply"]).ok();
     assert_eq!(done.json()["changed"], true);
     assert_eq!(host.with(&file, &["apply"]).ok().json()["changed"], false);
@@ -258,7 +258,7 @@ fn all_volumes_of_a_session_are_reattached_together() {
     assert_ne!(host.pids(), pid);
     let _ = host.with(&changed, &["diff"]).ok();
 
-    // A volume of the session that the file does not list stays.
+    // A session with a volume that the file does not list is not reattached.
     let fewer = [host.entry("vol0", &[0], "")];
     let refused = host.with(&fewer, &["apply", "--reattach"]).code(1);
     let _ = refused.says("other volumes, which the file does not list with it");
@@ -336,7 +336,7 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
     host.end();
 }
 
-/// Waits until a session is in this state, and a comparison with its file reports so.
+/// Waits until a session is in `state`, and checks that `diff` and `apply` report that.
 fn serves_no_io(host: &Host, file: &[String], state: &str) {
     wait_for(state, COMMAND_TIME_MAX, || (host.client_state("vol0") == state).then_some(()));
     let pids = host.pids();
@@ -442,7 +442,7 @@ fn a_pruned_session_makes_room_for_others() {
         pairs([("new", "attach"), ("vol2", "attach"), ("vol0", "detach"), ("vol1", "detach")]);
     let refused = host.with(&after, &["apply", "--dry-run"]).code(1);
     let _ = refused.says("vol1.sock is in use by another process");
-    // A session in use that holds the export or the socket is a difference, and blocks apply.
+    // A session in use that holds the export or the socket counts as a difference and blocks apply.
     let raw = RawNbd::go(&Front::Unix(host.client.run_dir().join("vol1.sock")), "vol1");
     let differs = host.with(&after, &["diff", "--prune"]).code(1);
     assert_eq!(of(&differs, "action"), actions);
@@ -546,7 +546,7 @@ fn saved_volumes_apply_without_changes() {
     }
     assert!(!saved.contains("reconnect-max"), "defaults are left out:\n{saved}");
     let as_json = host.client.command(&["save", "-o", "json"]).ok().json();
-    // For an export in memory, `save` writes only the ID of the server.
+    // For an in-memory export, `save` writes only the server's ID.
     let identity = host.status("vol1")["identity"].as_str().expect("an identity").to_owned();
     let (server, _) = identity.split_once('/').expect("two IDs");
     assert_eq!(
@@ -635,7 +635,7 @@ fn a_saved_session_of_several_volumes_is_reapplied() {
     let _ = client(&["save", "--output-file", &file]).ok();
     let saved = fs::read_to_string(&file).expect("the saved file");
 
-    // As after a restart of the host.
+    // As after a host restart.
     let _ = client(&["detach", "--all"]).ok();
     let _ = client(&["apply", "-f", &file]).ok();
     let [a, b, c] = processes();

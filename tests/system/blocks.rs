@@ -5,8 +5,8 @@
 //! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt
 //! are command lines. The tests run neither other commands, which need a daemon or a dedicated
-//! machine, nor lines with `--config` or `--session`, which need a file or session of the reader's,
-//! nor lines that attach several volumes, whose settings do not form one file.
+//! machine, nor lines with `--config` or `--session`, which need the reader's file or session, nor
+//! lines that attach several volumes, whose settings do not form one file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use rtrs_tests::{COMMAND_TIME_MAX, bin, run};
 
 use super::settings::root;
 
-/// Program whose definition is not in a library; its options are those of `--help`.
+/// Program whose definition is not in a library; its options are those shown by `--help`.
 const SIMULATOR: &str = "rtrs-sim";
 
 /// Blocks that name a program but contain no command lines: page, text in the block, reason.
@@ -50,7 +50,7 @@ fn is_program(word: &str) -> bool {
     word == SIMULATOR || definition(word).is_some()
 }
 
-/// Returns the pages by their paths.
+/// Returns the pages, by path.
 pub(super) fn pages() -> BTreeMap<String, String> {
     fn add(dir: &Path, pages: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(dir).expect("a directory of documents") {

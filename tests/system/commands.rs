@@ -11,14 +11,14 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Prepares a command for the sessions of this run directory, to run alongside other commands.
+/// Prepares a command for the sessions in this run directory, to run alongside other commands.
 fn command(client: &Client, words: &[&str]) -> Command {
     let mut command = Command::new(bin("rtrs-client"));
     command.args(words).arg("--run-dir").arg(client.run_dir());
     command
 }
 
-/// Checks that a program receives all properties of an attached session.
+/// Checks that the JSON output has all properties of an attached session.
 fn assert_attached(attached: &Value, uri: &str, portal: &str) {
     assert_eq!(attached["export"], "vol0", "{attached}");
     assert_eq!(attached["uri"], uri, "{attached}");
@@ -187,7 +187,7 @@ fn a_check_refuses_what_a_start_would_refuse() {
     };
     let _ = check(&export, &other).code(1).says("cannot export \"vol0\"").says("locked");
     let _ = check("v=mem:1M", &listen).code(1).says("choose another port");
-    // A check for the same server, by its address: it skips the resources that the server holds.
+    // A check for the same server (by address) skips the resources that the server holds.
     let own = server.run_dir();
     let own = own.to_str().expect("a plain path");
     let same = |more: &[&str]| {
@@ -249,7 +249,7 @@ fn a_command_that_a_stopped_server_did_not_answer_is_not_executed() {
     server.signal("STOP");
     let remove = server.command(&["export", "remove", "vol0"]).code(1);
     let _ = remove.says(&format!("its process {} is stopped", server.pid()));
-    // A change whose sender is gone by the time the server resumes.
+    // A change request whose sender is gone by the time the server resumes.
     let files = std::fs::read_dir(server.run_dir()).expect("the run directory").flatten();
     let is_socket = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "srv");
     let socket = files.map(|file| file.path()).find(is_socket).expect("the control socket");
@@ -348,7 +348,7 @@ fn a_client_chosen_name_cannot_forge_lines() {
         || Client::attach("vol0").path(server.portal()).args(&["--session-name", name]).try_start();
     let (client, done) = attach();
     let _ = done.ok();
-    // The name is in use; the log message includes it.
+    // The name is in use; the log message names it.
     let (_, done) = attach();
     let _ = done.code(1);
     let list = server.command(&["session", "list"]).ok().stdout;
@@ -375,7 +375,7 @@ fn a_bench_ends_cleanly_when_its_terminal_closes() {
         scratch.text("run")
     );
     let code = scratch.path("code");
-    // The bench shows its progress on its own terminal, which ends with `script`.
+    // The bench shows its progress on its own terminal, which closes when `script` ends.
     let within = format!("trap '' HUP; {bench} >/dev/null; echo $? > {}", code.display());
     let mut script = Command::new("script");
     script.args(["-qc", &within, "/dev/null"]);

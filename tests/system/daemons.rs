@@ -1,5 +1,5 @@
-//! Tests of daemons and commands as real processes on the loopback interface: attach, list, status,
-//! stats, detach, bench; signals and restarts; resource usage of idle and busy daemons.
+//! Tests of daemons and commands running as real processes on the loopback interface: attach, list,
+//! status, stats, detach, bench; signals and restarts; resource usage of idle and busy daemons.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::Command;
@@ -187,7 +187,7 @@ fn a_busy_server_stops_within_a_bound_on_sigterm() {
     assert!(busy.join().expect("the busy client") > 0, "no IO before the signal");
 }
 
-/// Returns a full pipe whose reading end is never read.
+/// Returns a full pipe that is never read.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut filler = writer.try_clone().expect("its writing end again");
@@ -249,7 +249,7 @@ fn a_session_survives_a_server_restart() {
     server.crash();
     let server = start();
     let mut back = [0; 4096];
-    // IO may fail until the path is back; every attempt ends on its own.
+    // IO may fail until the path reconnects; every attempt ends on its own.
     wait_for("IO after a restart of the server", Duration::from_secs(60), || {
         let mut raw = RawNbd::go(client.front(), "vol0");
         raw.read(0, &mut back).ok()
@@ -320,7 +320,7 @@ fn a_stopped_session_is_listed_as_unresponsive() {
     assert_eq!(client.status()["state"], "unresponsive");
     let _ = client.command(&["status", "vol0"]).code(3).says("let it continue with kill -CONT");
     client.signal("CONT");
-    // The server may meanwhile have ended the session's path.
+    // The server may have ended the session's path in the meantime.
     wait_for("IO of the session to resume", COMMAND_TIME_MAX, || {
         (client.status()["state"] == "open").then_some(())
     });
@@ -370,7 +370,7 @@ fn concurrent_attaches_of_one_name() {
             let named = ["already", "being attached"].iter().any(|w| refused.stderr.contains(w));
             assert!(named && refused.code == Some(1), "round {round}: {refused:#?}");
         }
-        // Refused attaches did not touch the log of the running session.
+        // Refused attaches did not touch the running session's log.
         let text = wait_for("the open in the log", COMMAND_TIME_MAX, || {
             std::fs::read_to_string(&log).ok().filter(|text| text.contains("device open"))
         });
@@ -439,7 +439,7 @@ fn repeated_attach_and_detach_leaves_nothing() {
     let words = ["attach", "vol0", "--path", server.portal()].map(str::to_owned);
     let words: Vec<_> = words.into_iter().chain(client.front().args()).collect();
     for _ in 0..if quick() { 10 } else { 50 } {
-        // Detach returns when the name is free: the next attach need not wait.
+        // Detach returns once the name is free, so the next attach need not wait.
         let _ = client.command(&words).ok();
         let _ = client.command(&["detach", "vol0"]).ok();
     }
@@ -592,7 +592,7 @@ fn help_version_and_invalid_usage() {
 #[test]
 fn the_shipped_configurations_are_valid() {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
-    // The files contain defaults; settings without a default are given as flags.
+    // The files contain defaults; settings without a default are passed as flags.
     let listen = "tcp://127.0.0.1:0";
     let words = &["--export", "vol0=mem:1M", "--listen", listen][..];
     let server = ("rtrs-server", "server.yaml", words);

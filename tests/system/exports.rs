@@ -1,4 +1,4 @@
-//! Tests of changes to exports of a running server, by commands and by a reload.
+//! Tests of changes to a running server's exports, by commands and by reloads.
 
 use std::fs;
 use std::io;
@@ -62,7 +62,7 @@ fn exports_are_added_and_removed_alongside_others() {
         assert_eq!(vol1[key], value, "{key} of {vol1}");
     }
     assert!(vol1["id"].is_string(), "{vol1}");
-    // The new export serves like any other, and cannot be removed while a session uses it.
+    // The new export works like any other, and cannot be removed while a session uses it.
     let client = attach(&server, "vol1", &[]);
     let mut raw = RawNbd::go(client.front(), "vol1");
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
@@ -89,7 +89,7 @@ fn exports_are_added_and_removed_alongside_others() {
     let _ = server.command(&["export", "set", "vol1", "bolck-size=512"]).code(2).says("did you");
     let _ = server.command(&["export", "remove", "vol1"]).ok().says("vol1 removed");
     let _ = server.command(&["export", "remove", "vol1"]).code(1).says("there is no export");
-    // The file's lock is free, and the written data is there.
+    // The file is no longer locked, and the written data is there.
     let _ = server.command(&["export", "add", &format!("new={target}")]).ok();
     assert_eq!(fs::read(scratch.path("a.img")).expect("the file")[..4096], [1; 4096]);
     assert_eq!(export(&server, "new")["id"], vol1["id"], "the same file");
@@ -120,7 +120,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     let _ = removed.says("vol0 removed\n").says(ended);
     let second = format!("vol0={},id=another", scratch.text("b.img"));
     let _ = server.command(&["export", "add", &second]).ok();
-    // The errors arrive immediately, although IO would wait indefinitely for a path.
+    // Errors are returned immediately, although IO would wait indefinitely for a path.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
     let reported = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
@@ -128,7 +128,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     assert_eq!(reported["io_fails"], true, "{reported}");
     assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
     assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
-    // The file is closed, and a new session opens the export that now has the name.
+    // The file is closed, and a new session opens the export that has the name now.
     let _ = server.command(&["export", "add", &format!("old={}", scratch.text("a.img"))]).ok();
     drop(raw);
     client.detach();
@@ -193,7 +193,7 @@ fn the_configuration_is_reloaded() {
     let client = attach(&server, "used", &[]);
     let innocent = Innocent::start(client.front(), "used");
     let _ = server.command(&["export", "add", "mine=null:1M"]).ok();
-    // Exports in use stay, and so do those added by a command.
+    // Exports in use are kept, and so are those added by a command.
     write("export: [new=null:2M, 'other=null:3M,ro']\nqueue-depth: 64\n");
     fs::write(&extra, "[]").expect("a file");
     let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
@@ -263,7 +263,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     };
     put(1);
     let server = Server::builder().export(format!("vol0={}", scratch.text("vol.img"))).start();
-    // While the new file replaces the old one, the list briefly lacks the export.
+    // While the new file replaces the old one, the export is briefly missing from the list.
     let state = || {
         let all = exports(&server);
         let found = all.iter().find(|export| export["name"] == "vol0");
@@ -274,7 +274,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
         assert_eq!(RawNbd::go(client.front(), "vol0").read(0, &mut found), Ok(()));
         found[0]
     };
-    // The next session gets the new file immediately, even if nothing has checked the file before.
+    // The next session gets the new file immediately, even if nothing has checked the file yet.
     for byte in [2, 3, 4] {
         put(byte);
         let client = attach(&server, "vol0", &[]);
@@ -307,12 +307,12 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     let client = attach(&server, "vol0", &[]);
     assert_eq!(holds(&client), 5);
     client.detach();
-    // After the deletion the open file stays, so that it can be copied.
+    // After the deletion, the file stays open so that it can be copied.
     fs::remove_file(&path).expect("a file");
     assert_eq!(state(), "missing");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
     assert_eq!(names(&report, "kept"), ["vol0"], "{report}");
-    // Nothing closes the last copy of the content unless asked to.
+    // No command closes the last copy of the content unless forced to.
     for words in [&["drain"][..], &["export", "remove", "vol0"]] {
         let done = server.command(words).code(1).says("of export \"vol0\" was deleted");
         let _ = done.says("copy it through a client, or with `cp ").says("or use --force");
@@ -325,7 +325,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     put(6);
     let _ = server.command(&["reload", "--force"]).ok();
     assert_eq!(state(), "unused");
-    // A file that cannot be exported leaves the old one in place.
+    // If the new file cannot be exported, the old one stays in use.
     fs::write(scratch.path("fresh.img"), "short").expect("a file");
     fs::rename(scratch.path("fresh.img"), &path).expect("a file that is too short");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
@@ -364,7 +364,7 @@ fn a_missing_export_does_not_keep_the_others_down() {
     let _ = server.command(&["export", "save"]).ok().says(&late).says(&never);
     let report = server.command(&["reload", "-o", "json"]).code(1).json();
     assert_eq!(names(&report, "failed"), ["late", "never"], "{report}");
-    // Options can change even though the target is missing.
+    // Options can be changed even though the target is missing.
     let dry = server.command(&["export", "set", "late", "block-size=4096", "--dry-run"]).ok();
     let _ = dry.says("late would be changed\n");
     let set = server.command(&["export", "set", "late", "block-size=4096"]).ok();
@@ -399,7 +399,7 @@ fn a_hanging_target_delays_no_other_target() {
         .export(format!("late={}", scratch.text("late.img")))
         .start();
     let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port");
-    // The attempt for `hang` now waits for the greeting of an NBD server.
+    // The attempt for `hang` is now waiting for an NBD server's greeting.
     let (_held, _) = listener.accept().expect("an attempt");
     sparse_file(&scratch.path("late.img"), MIB);
     let state = |name: &str| export(&server, name)["state"].clone();
@@ -466,7 +466,7 @@ fn a_hanging_fuse_file_system_delays_no_other_export() {
     let _ = run("umount", &[&mounted], COMMAND_TIME_MAX).ok();
 }
 
-/// The only export of a configuration file may appear later than its server.
+/// The only export in a configuration file may appear after its server has started.
 #[test]
 fn a_server_with_a_configuration_waits_for_its_only_export() {
     let scratch = Scratch::new();
@@ -580,7 +580,7 @@ fn an_export_that_a_change_has_closed_is_retried() {
     let (file, old) = (scratch.path("v.img"), scratch.path("old.img"));
     sparse_file(&file, 1 << 20);
     let server = Server::builder().export(format!("v={}", file.display())).start();
-    // The path leads to a file that another program has locked.
+    // The path now refers to a file that another program has locked.
     fs::rename(&file, old).expect("a file");
     sparse_file(&file, 1 << 20);
     let holder = fs::File::open(&file).expect("the file");
@@ -597,7 +597,7 @@ fn an_export_that_a_change_has_closed_is_retried() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// An NBD server: a client with a TCP port, and the server behind it.
+/// An NBD server: a client with a TCP port, and the server that it uses.
 fn nbd_server() -> (Server, Client, u16) {
     let target = Server::builder().export("vol0=mem:1M").start();
     let client = Client::attach("vol0").path(target.portal()).tcp().start();
@@ -649,7 +649,7 @@ fn a_reload_opens_changed_exports_at_the_same_time() {
     write(listeners.each_ref().map(|listener| listener.local_addr().expect("a port").port()));
     thread::scope(|scope| {
         let reload = scope.spawn(|| server.command(&["reload", "-o", "json"]).ok().json());
-        // Neither target answers before both are opened.
+        // Neither target answers before both are being opened.
         let opened = listeners.each_ref().map(|listener| listener.accept().expect("an open").0);
         for stream in opened {
             let onward = TcpStream::connect(("127.0.0.1", port)).expect("the NBD server");
@@ -674,7 +674,7 @@ fn a_target_that_never_answers_does_not_delay_the_start() {
     let proxy = Proxy::start("127.0.0.1", &format!("tcp://127.0.0.1:{port}"));
     proxy.shut(&[Way::ToServer, Way::ToClient]);
     let at = proxy.portal().replace("tcp", "nbd");
-    // Longer than a start may take.
+    // Longer than startup may take.
     let server = Server::builder()
         .export(format!("hangs={at}/vol0,connect-timeout=10m"))
         .export("vol1=mem:1M")

@@ -3,9 +3,8 @@
 //! fails within the time limit of the no-path policy, and every read returns the acknowledged data.
 //!
 //! The tests assert outcomes, counts and order. The duration of IO stalls is only printed, as one
-//! line of a table for each fault:
-//! `cargo test -p rtrs-tests --test system faults:: -- --nocapture`. With `RTRS_FAULT_ROUNDS=9`
-//! each fault strikes nine times as often.
+//! table row for each fault: `cargo test -p rtrs-tests --test system faults:: -- --nocapture`. With
+//! `RTRS_FAULT_ROUNDS=9` each fault strikes nine times as often.
 
 mod ghost;
 mod held;
@@ -26,14 +25,14 @@ use super::online::lost_paths;
 const SECOND: Duration = Duration::from_secs(1);
 const EIO: u32 = 5;
 
-/// Checks that nothing beyond `answered` was answered, except IO whose answers were in transit. The
+/// Checks that no IO beyond `answered` was answered, except IO whose answers were in transit. The
 /// load has at most 8 requests in flight, and a busy machine may count their answers late.
 fn check_unanswered(scene: &Scene, answered: u64) {
     let since = scene.load.good() - answered;
     assert!(since <= 8, "{since} answers without a server");
 }
 
-/// Stops the server's process for 3 s in each round.
+/// Pauses the server process for 3 s in each round.
 fn stopped(paths: usize, what: &str) {
     let mut scene = Scene::direct(paths, &[]);
     let mut longest = Vec::new();
@@ -93,7 +92,7 @@ fn a_server_kill_and_restart_causes_only_a_pause() {
     scene.end();
 }
 
-/// Blocks the first of two paths in these directions until it is given up, then unblocks it.
+/// Blocks the first of two paths in these directions until it is given up on, then unblocks it.
 fn silent(ways: &[Way], what: &str) {
     let scene = Scene::proxied(2, &[]);
     let mut longest = Vec::new();
@@ -106,7 +105,7 @@ fn silent(ways: &[Way], what: &str) {
         longest.push(scene.load.longest());
         assert!(scene.failovers(0) > failovers, "nothing was in flight on the path that died");
         assert_eq!(scene.reconnects(0), reconnects, "over a path that is shut");
-        // Messages that both ends have given up arrive late, during new IO.
+        // Messages that both ends have given up on arrive late, during new IO.
         scene.proxies[0].open();
         scene.wait_reconnected(0, reconnects + 1);
         scene.load.progress();
@@ -195,7 +194,7 @@ fn a_late_path_is_abandoned_if_the_server_answers_on_another() {
     scene.end();
 }
 
-/// Returns every position in a frame for both directions; in quick runs, one per direction.
+/// Returns every position in a frame in both directions; in quick runs, one per direction.
 fn strikes() -> Vec<(Way, Place)> {
     let all = BOTH.iter().flat_map(|way| PLACES.map(|place| (*way, place)));
     let once: Vec<_> = all.filter(|(_, place)| !quick() || *place == Place::Payload).collect();
@@ -279,19 +278,19 @@ fn no_path_for_longer_than_the_io_timeout() {
         assert!(waited >= 5 * SECOND, "an error after {waited:?}, and IO waits 5 s for a path");
     }
     assert_eq!(scene.status()["state"], "no-path");
-    // Log lines reach the file a little later.
+    // Log lines reach the file after a short delay.
     let log = wait_for("the errors in the log", PATH_TIME_MAX, || {
         Some(scene.log()).filter(|log| log.contains("IO fails now"))
     });
     for proxy in &scene.proxies {
-        // The cause is heartbeats or an unanswered request, whichever came first.
+        // The cause is missed heartbeats or an unanswered request, whichever came first.
         let why = |line: &str| line.contains("silent for") || line.contains("no answer for");
         let down = |line: &str| line.contains("path down") && line.contains(&proxy.portal());
         assert!(log.lines().any(|line| down(line) && why(line)), "why a path is down: {log}");
     }
     scene.proxies.iter().for_each(proxy::Proxy::open);
     scene.wait_connected();
-    // Abandoned requests now arrive at the server, and must not undo later writes.
+    // Abandoned requests now reach the server, and must not undo later writes.
     scene.load.progress();
     let errors = scene.load.errors();
     scene.load.progress();
@@ -310,7 +309,7 @@ fn no_path_for_a_while_causes_only_a_pause() {
     let answered = scene.load.good();
     sleep(if quick() { 2 } else { 6 } * SECOND);
     let oldest = &scene.status()["oldest_io"];
-    // IO in flight waits for the confirmed end of its path, all other IO for a path.
+    // IO in flight waits for confirmation that its path is fenced, all other IO for a path.
     assert!(["path", "fence"].map(Value::from).contains(&oldest["waits_for"]), "{oldest}");
     assert!(oldest["age_ms"].is_u64(), "{oldest}");
     check_unanswered(&scene, answered);

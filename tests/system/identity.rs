@@ -1,5 +1,5 @@
 //! Tests of two real servers with different disks under the same name, of a restart with a
-//! different disk, and of a session that must accept neither disk: its path stays down with the
+//! different disk, and of a session that must accept neither disk: its path stays down, showing the
 //! reason, and IO follows `--no-path`.
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rtrs_tests::{
     free_port, pattern_file, wait_for,
 };
 
-/// Longer than a path takes to be refused or to reconnect.
+/// Longer than it takes to refuse or reconnect a path.
 const PATH_TIME_MAX: Duration = Duration::from_secs(30);
 const SIZE: u64 = 8 << 20;
 
@@ -95,7 +95,7 @@ fn a_session_refuses_the_disk_of_another_server() {
         assert_eq!(first_byte(client.front()), Some(a));
     }
     assert_eq!(client.status()["paths"][0]["state"], "connected");
-    // With only the wrong server left, IO fails as if there were no path.
+    // If only the wrong server is left, IO fails as if there were no path.
     first.crash();
     wait_for("the path's end", PATH_TIME_MAX, || {
         (client.status()["state"] == "identity-mismatch").then_some(())
@@ -108,7 +108,7 @@ fn a_session_refuses_the_disk_of_another_server() {
     assert!(reason.starts_with(&disks.portals[1]), "{status}");
     assert_eq!(status["io_fails"], true, "{status}");
     let _ = client.command(&["status", "vol"]).code(3).says("check the addresses of its paths");
-    // The right server is back.
+    // The right server comes back.
     let first = disks.server("one", "a", 0);
     continues(&client, a);
     client.detach();
@@ -126,7 +126,7 @@ fn a_restarted_server_with_another_file_is_refused() {
     refused(&client, 0, "the export is a different disk or file");
     assert_eq!(first_byte(client.front()), None);
     wrong.crash();
-    // A file copied over the exported file is a different file, too.
+    // A file copied over the exported file is also a different file.
     std::fs::copy(disks.scratch.path("a"), disks.scratch.path("copy")).expect("a copy");
     let copied = disks.server("one", "copy", 0);
     refused(&client, 0, "the export is a different disk or file");
@@ -148,7 +148,7 @@ fn the_memory_export_of_a_restarted_server_is_refused() {
     refused(&client, 0, "the export is a different disk or file");
     client.detach();
     second.crash();
-    // The server is accepted if the operator declares that the export is the same.
+    // The server is accepted if the operator declares that its export is the same.
     let first = start("mem:8M,id=scratch");
     let client = disks.attach(&[0], &[]).start();
     first.crash();
@@ -202,14 +202,14 @@ fn a_moved_volume_is_accepted_only_on_request() {
     let (client, attached) = attach(&[]);
     let identity = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     client.detach();
-    // Settings file that every later attach uses.
+    // Settings file used by every later attach.
     let saved = disks.scratch.path("client.yaml");
     std::fs::write(&saved, format!("identity: {identity}\n")).expect("the settings");
     let config = format!("--config={}", saved.display());
     let (client, attached) = attach(&[&config]);
     let _ = attached.ok();
     client.detach();
-    // The volume moves to another server, at the same address.
+    // The volume moves to another server at the same address.
     let _ = old.stop(STOP_TIME_MAX);
     std::fs::copy(disks.scratch.path("a"), disks.scratch.path("moved")).expect("a copy");
     let new = disks.server("two", "moved", 0);
@@ -219,7 +219,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     let moved = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     assert_ne!(moved, identity);
     assert_eq!(first_byte(client.front()), Some(byte));
-    // The option applied only to the attach; afterwards the session stays with its server.
+    // The option applied only to the attach; from then on the session stays with its server.
     new.crash();
     let old = disks.server("one", "a", 0);
     refused(&client, 0, "it is server ");
@@ -228,7 +228,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     let new = disks.server("two", "moved", 0);
     continues(&client, byte);
     client.detach();
-    // The accepted identity is not remembered if the settings say otherwise.
+    // The accepted identity is not kept if the settings say otherwise.
     let (_refused, attached) = attach(&[&config]);
     let _ = attached.code(1).says("cannot use this path: it is server ");
     let _ = new.stop(STOP_TIME_MAX);

@@ -13,14 +13,14 @@ use rtrs_tests::{
 const MIB: u64 = 1 << 20;
 const START_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Opens an image with qemu-io and reads from it, or also writes to it if `write` is set.
+/// Opens an image with qemu-io and reads from it; if `write` is set, also writes to it.
 fn qemu_io(image: &str, write: bool) -> Finished {
     let (mode, command) = if write { (&[][..], "write 0 4k") } else { (&["-r"][..], "read 0 4k") };
     let words = [mode, &["-f", "raw", "-c", command, image]].concat();
     run("qemu-io", &words, COMMAND_TIME_MAX)
 }
 
-/// Starts a qemu server that has the image open until the server ends.
+/// Starts a qemu server that keeps the image open until it ends.
 fn hold(image: &str, scratch: &Scratch, writable: &str) -> Proc {
     let pid_file = scratch.path("pid");
     let mut command = Command::new("qemu-storage-daemon");
@@ -79,7 +79,7 @@ fn an_export_that_becomes_read_only_gives_up_the_locks_of_a_writer_once_unused()
     image.unlock().expect("the lock");
     let _ = set("rw").ok();
     assert_eq!(locked(), [true, true]);
-    // While in use, the file stays open, and becomes writable again without a lock.
+    // While in use, the file stays open, and it becomes writable again without a lock.
     let ro = ["--access", "ro", "--session-name", "reader"];
     let reader = Client::attach("vm").path(server.portal()).args(&ro).start();
     let _ = set("ro").ok();
@@ -119,7 +119,7 @@ fn an_image_is_opened_once_its_holder_has_released_it_permanently() {
     drop(reloads);
     let _ = server.command(&["reload"]).code(1);
     assert_eq!(["reloads", "waits"].map(|name| state(&server, name)), ["unused", "failed"]);
-    // The image is opened at one of the next checks, without an operator.
+    // The image is opened at one of the next checks, without an operator's help.
     drop(waits);
     wait_for("the image", 2 * START_TIME_MAX, || {
         (state(&server, "waits") == "unused").then_some(())
@@ -169,7 +169,7 @@ fn an_image_that_qemu_has_open_is_not_exported_for_writing() {
     let _ = check(&export).code(1).says("likely a virtual machine").says("no-lock");
     let _ = check(&format!("{export},ro")).ok();
     let _ = check(&format!("{export},no-lock")).ok();
-    // The other exports are served, and this one as soon as qemu has ended.
+    // The other exports are served, and so is this one as soon as qemu has ended.
     let server = Server::builder().export(&*export).export("other=mem:1M").start();
     let list = || server.command(&["export", "list", "-o", "json"]).ok().stdout;
     let failed = list();

@@ -1,4 +1,4 @@
-//! Tests of writes that a server loses while no process of the volume runs: the next process
+//! Tests of writes that a server loses while the volume has no running process: the next process
 //! reports them, whatever happened in between, and reports no loss where nothing could be lost.
 
 use std::fs;
@@ -11,7 +11,7 @@ use rtrs_tests::{
     free_port, send_signal, wait_for,
 };
 
-/// Volume in memory, its server, and the run directory of its sessions.
+/// In-memory volume, its server, and its sessions' run directory.
 struct Volume {
     server: Option<Server>,
     portal: String,
@@ -57,7 +57,7 @@ impl Volume {
         RawNbd::go(self.client.front(), "vol0")
     }
 
-    /// Leaves behind a write by a process that dies, and a user that waits for the next process.
+    /// Leaves behind a write by a process that dies, and a user waiting for the next process.
     fn die_with_a_write(&self) {
         self.attach();
         let mut user = self.nbd();
@@ -69,7 +69,7 @@ impl Volume {
     /// Sends a signal to the volume's processes, and waits for them to end.
     fn end(&self, signal: &str) {
         for pid in self.client.pids() {
-            // A command may meanwhile have ended.
+            // A command may have exited in the meantime.
             let _ = send_signal(signal, &pid.to_string());
         }
         self.client.wait_gone(COMMAND_TIME_MAX);
@@ -82,7 +82,7 @@ impl Volume {
         self.words(&[&required[..], more].concat())
     }
 
-    /// Starts an attach that waits for its paths for longer than any test runs.
+    /// Starts an attach that waits for its paths longer than any test runs.
     fn begin_attach(&self, more: &[&str]) -> Proc {
         let words = self.words_without_a_path(&[&["--retry-for", "10m"], more].concat());
         let attach = self.client.spawn(&words);
@@ -99,7 +99,7 @@ impl Volume {
         });
     }
 
-    /// Returns the state files that processes of the volume have left behind.
+    /// Returns the state files that the volume's processes have left behind.
     fn left(&self) -> Vec<String> {
         let entries = fs::read_dir(self.client.run_dir()).expect("the run directory");
         let names = entries.map(|entry| entry.expect("a file").file_name());
@@ -130,7 +130,7 @@ fn leave(mut user: RawNbd) {
     user.expect_closed();
 }
 
-/// Makes an attach fail in the way `way` says, before its volume is served or before its users have
+/// Makes an attach fail as `way` says, before its volume is served or before its users have
 /// connected.
 fn fail_an_attach(volume: &Volume, way: &str) {
     match way {
@@ -348,7 +348,7 @@ fn clients_wait_until_the_attach_has_its_paths() {
     let _ = volume.detach(&[]).ok();
     let _ = attach.wait(STOP_TIME_MAX).code(1);
     let mut heard = Vec::new();
-    // The end of the session may reset the connection.
+    // The connection may be reset when the session ends.
     if let Err(error) = early.read_to_end(&mut heard) {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
@@ -358,7 +358,7 @@ fn clients_wait_until_the_attach_has_its_paths() {
 #[test]
 fn an_attach_and_status_name_files_that_cannot_be_written() {
     let volume = Volume::new();
-    // No temporary file replaces a directory.
+    // A temporary file cannot replace a directory.
     let obstacle = volume.client.run_dir().join("vol0.identity.new");
     fs::create_dir_all(&obstacle).expect("a directory");
     let why = format!("cannot write {}: ", obstacle.with_extension("").display());

@@ -1,7 +1,7 @@
-//! Tests of metrics: scrapes of both daemons, and agreement of documents and rules with the
+//! Tests of metrics: scrapes of both daemons, and whether documents and rules agree with the
 //! declarations.
 //!
-//! To regenerate the tables of docs/reference/metrics.md after a change of a declaration:
+//! To regenerate the tables in docs/reference/metrics.md after changing a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system metrics::`
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use rtrs_tests::{
 
 use super::settings::{holds, root};
 
-/// Page that describes what to do about each alert.
+/// Page that explains what to do about each alert.
 const MONITOR: &str = "docs/how-to/monitor.md";
 /// Pages that name metrics.
 const PAGES: &[&str] = &[
@@ -81,7 +81,7 @@ pub(super) fn check_by_promtool(text: &str) {
 /// Reply to a successful request.
 const DONE: Reply = Reply::Error(0);
 
-/// Name of a volume and its export that needs escaping.
+/// Names of a volume and its export that need escaping.
 const VOLUME: &str = "v\"1";
 const EXPORT: &str = "a\"b";
 const SESSION: &str = "c\\d";
@@ -172,7 +172,7 @@ fn both_daemons_count_their_work() {
     assert_eq!(all.value("rtrs_client_path_up", &path), 1.0);
     assert_eq!(all.value("rtrs_client_path_requests_total", &path), 11.0);
 
-    // Metrics of all sessions of the run directory, or of one.
+    // Metrics of all sessions in the run directory, or of one.
     let _ = client.command(&["path", "disconnect", VOLUME, portal, "--force"]).ok();
     let text = client.command(&["metrics"]).ok().stdout;
     check_by_promtool(&text);
@@ -271,7 +271,7 @@ fn a_large_server_answers_scrapes() {
     assert_eq!(all.count("rtrs_server_session_open") as u64, sessions);
     assert_eq!(all.value("rtrs_server_sessions", &[("state", "up")]), sessions as f64);
     check_by_promtool(&text);
-    // The control socket has a limit, too.
+    // The control socket also has a limit.
     let printed = parse(&server.command(&["metrics"]).ok().stdout);
     assert_eq!(printed.count("rtrs_server_session_paths") as u64, sessions);
     drop(peers);

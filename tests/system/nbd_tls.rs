@@ -44,7 +44,7 @@ impl Place {
         port
     }
 
-    /// Returns the URI over TLS, with the certificates of this directory.
+    /// Returns the URI for TLS, with the certificates in this directory.
     fn uri_with(&self, dir: &str) -> String {
         let uri = self.client.uri().replace("nbd://", "nbds://");
         format!("{uri}?tls-certificates={}", self.scratch.text(dir))
@@ -58,7 +58,7 @@ impl Place {
         run("nbdinfo", &["--size", &self.uri_with(dir)], COMMAND_TIME_MAX)
     }
 
-    /// Returns the options of qemu-img for the certificates, and for the export as an image.
+    /// Returns the qemu-img options for the certificates, and for the export as an image.
     fn qemu(&self) -> (String, String) {
         let object =
             format!("tls-creds-x509,id=t,dir={},endpoint=client", self.scratch.text("tls"));
@@ -106,7 +106,7 @@ fn nbdinfo_and_nbdcopy_work_over_tls() {
         let _ = run("nbdcopy", &["--flush", &from, &place.uri()], COPY_TIME_MAX).ok();
         let _ = run("nbdcopy", &[&place.uri(), &to], COPY_TIME_MAX).ok();
         equal_prefix(&image, &copy, SIZE);
-        // The data received over TLS is the export's.
+        // The data received over TLS is that of the export.
         if mode == "on" {
             fs::remove_file(&copy).expect("the copy");
             let _ = run("nbdcopy", &[&place.client.uri(), &to], COPY_TIME_MAX).ok();
@@ -210,7 +210,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     fs::copy(tls.join("ca-cert.pem"), place.scratch.path("none/ca-cert.pem")).expect("the CA");
     let _ = fails(place.nbdinfo("none"));
     let _ = place.nbdinfo("tls").ok();
-    // A revoked certificate, without a restart.
+    // A certificate is revoked without a restart.
     let wait_admitted = |admitted: bool| {
         wait_for("the list to be reread", COMMAND_TIME_MAX, || {
             ((place.nbdinfo("tls").code == Some(0)) == admitted).then_some(())
@@ -241,12 +241,12 @@ fn plain_text_after_starttls_is_not_executed() {
     stream.write_all(&[&flags[..], &head(OPT_STARTTLS, 0), &go].concat()).expect("sent");
     let mut got = Vec::new();
     let _ = stream.read_to_end(&mut got);
-    // The greeting, the acknowledgement and at most an alert, but no reply to GO.
+    // The greeting, the acknowledgement and at most an alert, but no reply to the GO.
     let ack = [&consts::OPTION_REPLY_MAGIC.to_be_bytes()[..], &OPT_STARTTLS.to_be_bytes()].concat();
     assert_eq!(got[18..30], ack);
     assert!(got.len() < 18 + 20 + 16, "{got:?}");
     let _ = place.says("the TLS handshake failed: the peer does not speak TLS at all");
-    // Other clients still work, without TLS too.
+    // Other clients still work, even without TLS.
     let mut raw = RawNbd::go(place.client.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[7; 4096]), Reply::Error(0));
     drop(raw);

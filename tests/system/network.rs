@@ -1,5 +1,5 @@
 //! Tests of link events on the client: when the kernel reports that a link is up again, a path that
-//! is down is retried immediately, however long its remaining wait. The tests need root, because
+//! is down is retried immediately, however long it still had to wait. The tests need root, because
 //! they run on two simulated hosts with a cable between them.
 
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Maximum time for an event that normally takes well under a second, on a fully loaded machine.
+/// Maximum time, on a fully loaded machine, for an event that normally takes well under a second.
 const SOON: Duration = Duration::from_secs(60);
-/// Waits between attempts that outlast every test: from 5 to 10 minutes.
+/// Waits between attempts that are longer than any test: from 5 to 10 minutes.
 const LONG_WAITS: [&str; 2] = ["--reconnect-min=10m", "--reconnect-max=10m"];
 /// Log message for a path whose wait was cut short.
 const TRYING: &str = "link cable0 is up: trying at once";
 
-/// A server on one host, and on the other a session that uses it.
+/// A server on one host, and a session that uses it on the other.
 struct Hosts {
     load: Option<Innocent>,
     process: Proc,
@@ -58,14 +58,14 @@ impl Hosts {
         wait_for(state, SOON, || (self.path()["state"] == state).then_some(()));
     }
 
-    /// Waits until the path has ended on the server. Otherwise the server would refuse an attempt,
-    /// and the next attempt would be minutes away.
+    /// Waits until the path has ended on the server. Otherwise the server would refuse the attempt,
+    /// and the next one would be minutes away.
     fn wait_forgotten(&self) {
         let gone = || self.server.sessions().is_empty().then_some(());
         wait_for("the server's end of the path", SOON, gone);
     }
 
-    /// Returns the number of failed attempts and of ended connections.
+    /// Returns the number of failed attempts and connections that ended.
     fn ends(&self) -> u64 {
         self.path()["ends"].as_u64().expect("a count")
     }
@@ -74,7 +74,7 @@ impl Hosts {
         self.process.output().matches(words).count()
     }
 
-    /// Waits until the log has this text `count` times, because lines may arrive slightly late.
+    /// Waits until the log contains this text `count` times; lines may arrive slightly late.
     fn wait_logged(&self, words: &str, count: usize) {
         wait_for(words, SOON, || (self.logged(words) >= count).then_some(()));
     }
@@ -165,7 +165,7 @@ fn a_flapping_network_causes_no_storm_of_attempts() {
         hosts.cable.client(&["addr", "del", "10.99.0.77/24", "dev", Cable::LINK]);
     }
     let attempts = hosts.ends() - ends;
-    // The first two attempts are 0.2 s apart, and the pause doubles up to 3.2 s.
+    // The first two attempts are 0.2 s apart, and the interval doubles up to 3.2 s.
     let most = 6 + begin.elapsed().as_millis() / 3200;
     assert!(attempts >= 2, "{attempts} attempts for {rounds} addresses");
     assert!(u128::from(attempts) <= most, "{attempts} attempts, {most} at most");

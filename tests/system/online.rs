@@ -1,6 +1,6 @@
-//! Tests of changes to an attached session's paths and policy by real commands under load: no IO
-//! fails. Also tests events that must not change the paths: a machine without a free processor, and
-//! a server that pauses.
+//! Tests of changes that real commands make to an attached session's paths and policy under load:
+//! no IO fails. Also tests events that must not change the paths: a machine without a free
+//! processor, and a server that pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// Number of clients under load while the session is changed.
 const CLIENTS: u64 = 4;
 
-/// A server that listens on three addresses, and a session over the first two, under load.
+/// A server that listens on three addresses, and a session under load over the first two.
 struct Changed {
     server: Server,
     client: Client,
@@ -43,7 +43,7 @@ impl Changed {
         self.client.command(&words)
     }
 
-    /// Returns the states of all paths, by number.
+    /// Returns the states of all paths, in order of their numbers.
     fn states(&self) -> Vec<Option<String>> {
         let list = self.client.command(&["path", "list", "vol0", "-o", "json"]).ok().json();
         let listed = list.as_array().expect("a list of paths");
@@ -137,7 +137,7 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let session = Changed::start();
     let _ = session.path("remove", 0, &[]).ok();
     let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
-    // If a path is down just now, after a stall of the machine, the other may be disconnected.
+    // If the path is down right now because the machine stalled, the disconnect succeeds.
     let refused = wait_for("a refused disconnect", COMMAND_TIME_MAX, || {
         let done = session.path("disconnect", 1, &[]);
         if done.code == Some(0) {
@@ -167,7 +167,7 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     });
     let _ = session.client.command(&["status", "vol0"]).ok().says("degraded (1/2 paths)");
     let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
-    // A reconnect on request fails too, and gives the reason.
+    // A requested reconnect also fails, and gives the reason.
     let _ = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]).ok();
     let again = ["path", "reconnect", "vol0", "tcp://127.0.0.1:1", "-o", "json"];
     let refused = session.client.command(&again).code(1);
@@ -194,7 +194,7 @@ fn the_policy_changes_under_load() {
     assert_eq!(printed, "no-path: queue\nreconnect-max: 1s\n");
     let printed = session.client.command(&["get", "vol0", "crc", "no-path"]).ok().stdout;
     assert_eq!(printed, "crc: on  # fixed until detach\nno-path: queue\n");
-    // The transports keep the timeout with which they began.
+    // The transports keep the timeout with which they started.
     let set = ["set", "vol0", "connect-timeout=1s", "io-timeout=20s"];
     let note = "  # the transport timeout of tcp:// stays 5000 ms until detach";
     let printed = session.client.command(&set).ok().stdout;
@@ -284,16 +284,16 @@ fn a_starved_machine_keeps_its_paths_with_the_default_settings() {
         .flat_map(paths_of)
         .filter_map(|path| path["reconnects"].as_u64())
         .sum();
-    // A path that was lost just now has not reconnected yet.
+    // A path that has just been lost has not reconnected yet.
     let lost = [lost_paths(&idle), lost_paths(&session.client)].concat();
     assert!(reconnects <= lost.len() as u64, "{reconnects} reconnects: {lost:?}");
     idle.detach();
     let _ = session.end();
 }
 
-/// Returns the lines of a session's log that report the end of a path. Each must report that the
+/// Returns the lines in a session's log that report that a path ended. Each must report that the
 /// server had not answered for 3 s, which is as long as a starved server may take
-/// (docs/explanation/failover.md, "How a dead path is noticed"). With other tests running, this
+/// (docs/explanation/failover.md, "How a dead path is noticed"). When other tests are running, this
 /// machine is sometimes starved for longer.
 pub(crate) fn lost_paths(client: &Client) -> Vec<String> {
     let log = std::fs::read_to_string(client.run_dir().join("vol0.log")).expect("a log");

@@ -15,7 +15,7 @@ const USER: &str = "nobody";
 const UID: u32 = 65534;
 const MIB: u64 = 1 << 20;
 
-/// Whether the test runs as root and the other user exists.
+/// Whether the test is running as root and the other user exists.
 fn can_become() -> bool {
     if !is_root() {
         skip("not root");
@@ -29,7 +29,7 @@ fn can_become() -> bool {
     true
 }
 
-/// Creates a directory on a disk that the user can reach: files in memory are not synced.
+/// Creates a directory that the user can access, on a disk, because files in memory are not synced.
 fn disk() -> TempDir {
     let dir = TempDir::new_in("/var/tmp").expect("a directory on a disk");
     set_mode(dir.path(), 0o711);
@@ -40,7 +40,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("set a mode");
 }
 
-/// Creates a file of one MiB, owned by root, with this mode.
+/// Creates a file of 1 MiB, owned by root, with this mode.
 fn file(dir: &TempDir, name: &str, mode: u32) -> String {
     let path = dir.path().join(name);
     sparse_file(&path, MIB);
@@ -52,7 +52,7 @@ fn file(dir: &TempDir, name: &str, mode: u32) -> String {
 fn of_threads(pid: u32, key: &str) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the threads of a process");
     let status = tasks.filter_map(|task| {
-        // The thread may meanwhile have ended.
+        // The thread may have ended in the meantime.
         fs::read_to_string(task.expect("a thread").path().join("status")).ok()
     });
     let status: Vec<String> = status.collect();
@@ -88,7 +88,7 @@ fn a_server_drops_all_root_privileges() {
     let mut data = [0; 8192];
     assert_eq!(raw.read(4096, &mut data[..4096]), Ok(()));
     assert_eq!(data[..4096], [7; 4096]);
-    // Writing zeroes and punching holes use worker threads of the ring.
+    // Writing zeroes and punching holes use the ring's worker threads.
     assert_eq!(raw.call(0, consts::CMD_TRIM, 65536, 65536), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_WRITE_ZEROES, 0, 4096), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
@@ -163,7 +163,7 @@ fn a_drain_and_restart_keep_the_users_files() {
         assert_eq!(fs::metadata(&run_dir).expect("it is kept").uid(), UID);
         assert_eq!(fs::read_dir(&run_dir).expect("a directory").count(), 0);
     }
-    // The server does not give a directory with a different owner to the user.
+    // The server does not give the user a directory that has a different owner.
     chown(&state, Some(0), Some(0)).expect("change an owner");
     let builder = Server::builder().export("mem:1M").listen("tcp://127.0.0.1:0").user(USER);
     let refused = builder.args(&args).run().code(1);
@@ -184,13 +184,13 @@ fn a_reload_opens_exports_as_the_user() {
     };
     configure("mem:1M", USER);
     let of_config = ["--strict", "--config", config.to_str().expect("a plain path")];
-    // The kit makes its directories accessible to the user that is passed to the builder.
+    // The kit makes its directories accessible to the user passed to the builder.
     let server = Server::builder().user(USER).args(&of_config).start();
     configure(&format!("mem:1M, vol={open}"), "daemon:adm");
     let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
     assert_eq!(preview["added"], serde_json::json!(["vol"]), "{preview}");
     let done = server.command(&["reload"]).ok();
-    // The flag has priority over the file.
+    // The flag takes precedence over the file.
     assert!(!done.stdout.contains("restart"), "{done:?}");
     configure(&format!("mem:1M, vol={open}, more={secret}"), USER);
     let refused = server.command(&["reload"]).code(1).says("nothing changed");

@@ -10,7 +10,7 @@ use rtrs_tests::{
 };
 use serde_json::{Value, json};
 
-/// The functions of Proxmox VE that the plugin uses: `run_command` dies if the command fails.
+/// The Proxmox VE functions that the plugin uses: `run_command` dies if the command fails.
 const TOOLS: &str = r#"
 package PVE::Tools;
 use base 'Exporter';
@@ -81,7 +81,7 @@ echo "$*" >>LOG
 touch "${3#--exit-if-exists=}"
 "#;
 
-/// Runs the client with a run directory, and with a socket instead of a device, which tests lack.
+/// Runs the client with a run directory, and with a socket because tests have no device.
 const CLIENT: &str = r#"#!/bin/sh
 verb=$1
 shift
@@ -96,7 +96,7 @@ done
 exec PROGRAM "$verb" --run-dir RUN "$@"
 "#;
 
-/// Writes the modules of Proxmox VE, the script, and the configuration file of a storage.
+/// Writes the Proxmox VE modules, the script, and a storage's configuration file.
 fn write_modules(scratch: &Scratch, calls: &str, server: &Server) {
     fs::create_dir_all(scratch.path("PVE/Storage")).expect("a directory");
     fs::write(scratch.path("PVE/Tools.pm"), TOOLS).expect("a file");

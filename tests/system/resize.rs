@@ -1,4 +1,4 @@
-//! Tests of exports that are resized while clients use them: clients notice on their own.
+//! Tests of exports that are resized while clients use them: clients notice by themselves.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -22,7 +22,7 @@ fn attach(server: &Server, export: &str, args: &[&str]) -> Client {
     Client::attach(export).path(server.portal()).args(&args).start()
 }
 
-/// Heartbeat of both ends that ends no path even on a busy machine.
+/// Heartbeat for both ends that ends no path even on a busy machine.
 const LONG_SILENCE: [&str; 2] = ["--heartbeat", "1m"];
 
 fn set_len(path: &Path, size: u64) {
@@ -70,7 +70,7 @@ fn a_file_grows_under_load() {
     ];
     let mut before = RawNbd::go(client.front(), "vol0");
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
-    // The server notices the new length on its own.
+    // The server notices the new length by itself.
     set_len(&path, 32 * MIB);
     await_size(&client, 32 * MIB);
     assert_eq!(size_in_list(&server), 32 * MIB);
@@ -124,7 +124,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     let _ = refused
         .says("cannot resize \"vol0\": its target has 16777216 bytes, ")
         .says("and data beyond 8388608 bytes would be lost; it is open; use --force");
-    // The export is also found by a different spelling of its name.
+    // The export is also found under a different spelling of its name.
     let slash = ["export", "resize", "/vol0", "--size", "8M"];
     let _ = server.command(&slash).code(1).says("would be lost; it is open; use --force");
     assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
@@ -141,7 +141,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     set_len(&path, 16 * MIB);
     sleep(Duration::from_secs(3));
     assert_eq!(size_in_list(&server), 8 * MIB);
-    // Growing the export to less than the length of its file would truncate the file.
+    // Growing the export to a size below the length of its file would truncate the file.
     let between = ["export", "resize", "vol0", "--size", "12M"];
     let refused = "its file has 16777216 bytes and would be truncated";
     let _ = server.command(&between).code(1).says(refused);
@@ -172,14 +172,14 @@ fn an_idle_export_is_truncated_only_by_force() {
     try_cut("vol0", "5M", "its target has 16777216 bytes, and data beyond 5242880 bytes");
     try_cut("mem", "1M", "its target has 2097152 bytes, and data beyond 1048576 bytes");
     assert_eq!((length(), size_in_list(&server)), (16 * MIB, json!(16 * MIB)));
-    // Adopting a file that another program truncated loses nothing; truncating it further does.
+    // Adopting a truncated file's new length loses nothing; truncating the file further does.
     set_len(&path, 8 * MIB);
     try_cut("vol0", "5M", "its target has 8388608 bytes, and data beyond 5242880 bytes");
     assert_eq!(length(), 8 * MIB);
     assert_eq!(resize(&server, &["--size", "8M"])["size"], 8 * MIB);
     set_len(&path, 4 * MIB);
     assert_eq!(resize(&server, &[])["size"], 4 * MIB);
-    // Nor is a file that was truncated and has grown again truncated to the size of its export.
+    // Nor is a file that was truncated and then grew again truncated to its export's size.
     set_len(&path, 2 * MIB);
     wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
     set_len(&path, 32 * MIB);
@@ -235,7 +235,7 @@ fn exports_in_memory_are_resized_by_command() {
     await_size(&client, 2 * MIB);
     assert_eq!(export(&server)["backing"], "mem:2M");
     let _ = server.command(&["export", "save"]).ok().says("mem:2M");
-    // One offset within the former last chunk, and one beyond it.
+    // One offset within the last chunk before the change, and one beyond it.
     for offset in [1000 << 10, 2 * MIB - 4096] {
         let mut bytes = [9; 4096];
         assert_eq!(raw.read(offset, &mut bytes), Ok(()));
@@ -270,7 +270,7 @@ fn an_idle_client_is_notified_of_a_forced_removal() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let client = attach(&server, "vol0", &["--no-path", "queue"]);
     let _ = server.command(&["export", "remove", "vol0", "--force"]).ok();
-    // The client notices without IO.
+    // The client notices even without IO.
     wait_for("the client to notice the removal", COMMAND_TIME_MAX, || {
         let shown = client.command(&["status", "vol0", "-o", "json"]);
         shown.stdout.contains("operator removed the export").then_some(())

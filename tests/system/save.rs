@@ -1,5 +1,5 @@
 //! Tests of `rtrs-client save`: no volume is lost from the file, and its volumes return to their
-//! exports, including those of random sessions after a restart of the host.
+//! exports, including those of random sessions after a host restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,7 +32,7 @@ impl Host {
         let _ = self.client(&words).ok();
     }
 
-    /// Detaches volumes whose NBD clients have closed their connections.
+    /// Detaches volumes once their NBD clients have closed their connections.
     fn detach(&self, words: &[&str]) -> Finished {
         wait_for("the NBD clients to be gone", COMMAND_TIME_MAX, || {
             let done = self.client(&[&["detach"], words].concat());
@@ -48,7 +48,7 @@ impl Host {
         block[0]
     }
 
-    /// Kills every session's process, as a restart of the host does.
+    /// Kills every session's process, as a host restart does.
     fn kill_all(&self) {
         ["a", "b"].iter().for_each(|name| self.kill(name));
     }
@@ -104,7 +104,7 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     let _ = host.client(&["save"]).code(1).says(why[0]).says(why[1]);
     let _ = run("kill", &["-CONT", &stopped], COMMAND_TIME_MAX).ok();
 
-    // Detached volumes leave nothing on the host, like all volumes after a restart of the host.
+    // Detached volumes leave nothing on the host, like all volumes after a host restart.
     let missing = |name: &str| {
         format!("\"{name}\": it is in {} and is not attached", { host.scratch.text("saved.yaml") })
     };
@@ -128,7 +128,7 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// The control socket of a dead process is removed by a failed attach, or by hand.
+/// A dead process's control socket is removed by a failed attach, or by hand.
 #[test]
 fn a_dead_volume_without_its_control_socket_is_named() {
     let server = Server::builder().export("a=mem:1M").export("b=mem:1M").start();
@@ -239,7 +239,7 @@ fn swapped_servers_are_not_confused_after_a_restart() {
     let _ = host.apply().ok();
     assert_eq!(["a", "b"].map(|name| host.first_byte(name)), bytes);
 
-    // Only the processes have died: their files are left, and the saved file has no identities.
+    // Only the processes have died: their files remain, and the saved file has no identities.
     let file: Vec<&str> = saved.lines().filter(|line| !line.contains("identity: ")).collect();
     fs::write(host.scratch.path("saved.yaml"), file.join("\n")).expect("the file");
     host.kill_all();
@@ -277,7 +277,7 @@ struct RandomVolume {
     name: String,
 }
 
-/// A server and a host, on which random sessions run.
+/// A server, and a host on which random sessions run.
 struct RandomHost {
     host: Host,
     server: Server,
@@ -305,7 +305,7 @@ impl RandomHost {
         Self { host, server, backings }
     }
 
-    /// Returns the path of a volume's socket as written in a file of sessions.
+    /// Returns the path of a volume's socket, as written in a sessions file.
     fn socket(&self, name: &str) -> String {
         self.host.scratch.text(&format!("{name}.nbd"))
     }
@@ -364,8 +364,7 @@ impl RandomHost {
         self.list().iter().map(of).collect()
     }
 
-    /// Ends everything on the host, as a restart does: only files outside the run directory are
-    /// left.
+    /// Ends everything on the host, as a restart does: only files outside the run directory remain.
     fn restart(&self) {
         let pids: BTreeSet<String> = self.list().iter().map(|one| one["pid"].to_string()).collect();
         for pid in pids {
@@ -399,7 +398,7 @@ impl RandomHost {
         let _ = self.host.apply().ok();
     }
 
-    /// Runs random sessions, saves them, and applies the file after a restart of the host.
+    /// Runs random sessions, saves them, and applies the file after a host restart.
     fn survive_a_restart(&self, seed: u64) {
         let prng = &mut Prng::new(seed);
         let sessions = self.write_sessions(prng);

@@ -222,8 +222,7 @@ fn a_change_that_could_not_be_saved_is_reported() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Returns the access to exports without their own list, as the last line of `export list` shows
-/// it.
+/// Returns the access to exports without their own list, from the last line of `export list`.
 fn unlisted(server: &Server) -> String {
     let list = server.command(&["export", "list"]).ok().stdout;
     list.lines().filter(|line| line.contains("without their own list")).collect()
@@ -246,7 +245,7 @@ fn the_next_start_is_not_open_to_more_clients() {
         assert_eq!((saved(&server), unlisted(&server)), (before.clone(), closed.clone()));
         assert_eq!(host.files(), ["a.yaml", "b.yaml"]);
     }
-    // The list was removed without --save: saving another change would open the next start.
+    // The list was removed without --save: saving another change would make the next start open.
     let _ = server.command(&["export", "set", "a", "access=", "--force"]).ok();
     let _ = server.command(&["export", "set", "a", "ro", "--save"]).code(1).says("would be open");
     // With an access list, the next start stays closed.

@@ -1,6 +1,6 @@
-//! Tests of configuration files in documents. A fenced block with such a file is marked with its
-//! kind, as in `yaml server`. The product's parser must accept it, and also the files that command
-//! lines write with `printf`.
+//! Tests of configuration files in the documentation. A fenced block with such a file is marked
+//! with its kind, as in `yaml server`. The product's parser must accept it, as well as the files
+//! that command lines write with `printf`.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use serde_yaml::Value;
 
 use super::blocks::pages;
 
-/// Top-level keys; each configuration file has at least one of them.
+/// Top-level keys; every configuration file has at least one of them.
 const OWN_KEYS: [&str; 5] = ["address", "export", "path", "sessions", "target"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +18,9 @@ enum Kind {
     Server,
     Client,
     Rds,
-    /// A file of `exports-dir`.
+    /// A file in `exports-dir`.
     Exports,
-    /// The file of `apply`.
+    /// The file for `apply`.
     Volumes,
 }
 
@@ -39,7 +39,7 @@ impl Kind {
         })
     }
 
-    /// Kind of a file that a command line writes.
+    /// Kind of a file written by a command line.
     fn of_path(path: &str) -> Self {
         match path {
             "/etc/rtrs/server.yaml" => Self::Server,
@@ -48,7 +48,7 @@ impl Kind {
         }
     }
 
-    /// Parses a file. Returns the product's error if it is wrong.
+    /// Parses a file. Returns the product's error if the file is invalid.
     fn parse(self, text: &str) -> Result<(), String> {
         match self {
             Self::Server => rtrs_server::settings::Settings::from_yaml(text, "snippet")
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// Checks that a program accepts a file that is alone in its directory.
+/// Checks that a program accepts a file that is the only one in its directory.
 fn accepted(
     text: &str,
     read: impl Fn(&str) -> Finished,
@@ -94,7 +94,7 @@ fn accepted(
     if is_good(&done) { Ok(()) } else { Err(done.stderr) }
 }
 
-/// Returns the fenced blocks of a page, each with the mark after its fence.
+/// Returns a page's fenced blocks, each with the mark after its fence.
 fn blocks(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     let mut block: Option<(String, String)> = None;
@@ -112,7 +112,7 @@ fn blocks(page: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// Returns the files that the command lines of a block write.
+/// Returns the files written by a block's command lines.
 fn printed(block: &str) -> Vec<(Kind, String)> {
     let file = |line: &str| {
         let (_, rest) = line.split_once("printf ")?;

@@ -16,7 +16,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// A scratch directory with certificates, and the CA that issues them.
+/// A scratch directory with certificates and the CA that issues them.
 struct Place {
     scratch: Scratch,
     authority: Authority,
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-/// Returns the only session once it has this many paths up.
+/// Waits until the only session has this many paths up, and returns it.
 fn only_session(server: &Server, paths: usize) -> Value {
     wait_for("the session's paths", COMMAND_TIME_MAX, || {
         let sessions = server.sessions();
@@ -65,7 +65,7 @@ fn only_session(server: &Server, paths: usize) -> Value {
 #[test]
 fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
     let place = Place::new();
-    // The list admits nameless clients too, so it is the identity that protects the session.
+    // The list also admits clients without a name, so it is the identity that protects the session.
     let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0");
     let server = server.args(&["--access", "anyone:rw"]).start();
     let tls_dir = place.dir();
@@ -176,7 +176,7 @@ fn a_revoked_certificate_ends_only_its_sessions() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Runs `key generate` of a daemon; returns the file, and the public key that it prints.
+/// Runs a daemon's `key generate`; returns the file and the public key that it prints.
 fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
     let file = scratch.text(name);
     let made = run(bin(program), &["key", "generate", &file], COMMAND_TIME_MAX).ok();
@@ -220,7 +220,7 @@ fn sessions_authenticate_with_raw_keys_and_a_reload_revokes_them() {
     let after = only_session(&server, 1);
     assert_eq!(after["paths"][0]["path"], before["paths"][0]["path"], "the same path");
     assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()));
-    // A list without the client ends its session and does not admit it again.
+    // A list without the client ends the client's session and does not admit the client again.
     fs::write(&clients, "# nobody\n").expect("the list");
     server.signal("HUP");
     let _ = server.wait_output("certificates or keys reloaded");
@@ -292,7 +292,7 @@ fn doctor_explains_certificate_errors() {
     }
     let named = ["doctor", &portal, "--tls-dir", &place.dir(), "--tls-hostname", "elsewhere"];
     let _ = run(bin("rtrs-client"), &named, COMMAND_TIME_MAX).ok();
-    // The wrong scheme, in both directions.
+    // Use the wrong scheme, in both directions.
     let plain = portal.replace("tls://", "tcp://");
     check(&plain, "the server speaks only TLS there; use tls://", "connect with tls://");
     let plain_server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();

@@ -20,11 +20,11 @@ const UNITS: [&str; 9] = [
     "rtrs-client-exporter.socket",
     "rds-node.service",
 ];
-/// Units whose programs serve no IO.
+/// Units whose programs do not serve IO.
 const WITHOUT_IO: [&str; 2] = ["rtrs-apply-check.service", "rtrs-client-exporter.service"];
 const DROP_IN: &str = "rtrs-server.service.d/rdma.conf";
 
-/// Copies the units to a directory, with existing programs; `drop_in` adds the drop-in for RDMA.
+/// Copies the units to a directory, with existing program paths; `drop_in` adds the RDMA drop-in.
 fn units(drop_in: bool) -> Scratch {
     let scratch = Scratch::new();
     let configs = root().join("configs");
@@ -66,7 +66,7 @@ fn systemd_accepts_the_units() {
     for name in UNITS {
         let unit = scratch.text(name);
         let read = run(TOOL, &["verify", "--man=no", &unit], COMMAND_TIME_MAX).ok();
-        // Unknown keys and values are warnings. Units of the host are ignored.
+        // Unknown keys and values cause warnings. The host's own units are ignored.
         let is_ours = |line: &&str| line.contains("rtrs-") || line.contains("rds-");
         let ours: Vec<&str> = read.stderr.lines().filter(is_ours).collect();
         assert!(ours.is_empty(), "{name}: {ours:#?}");
@@ -90,7 +90,7 @@ fn the_units_have_a_low_exposure() {
     ] {
         let _ = rate(&unit).ok().says("Overall exposure level");
     }
-    // The rated unit includes the drop-in, and the threshold applies.
+    // The rating includes the drop-in, and the threshold applies.
     let rated = rate(&with.path("rtrs-server.service")).stdout;
     assert!(rated.contains("AF_NETLINK") && rated.contains("infiniband"), "{rated}");
     let open = without.path("open.service");
@@ -154,8 +154,8 @@ fn the_units_allow_the_system_calls_of_the_daemons() {
     }
 }
 
-/// System calls that the daemons need in addition to those that every program makes. openat2 is for
-/// search-path.
+/// System calls that the daemons need in addition to those that every program makes. openat2 is
+/// needed for search-path.
 const CALLS: [&str; 13] = [
     "io_uring_setup",
     "io_uring_enter",

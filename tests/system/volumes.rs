@@ -44,12 +44,12 @@ impl Host {
         self.run(&[&["attach"], names, &fixed, args].concat())
     }
 
-    /// Detaches a volume whose NBD clients have closed their connections.
+    /// Detaches a volume once its NBD clients have closed their connections.
     fn detach(&self, name: &str) -> Finished {
         self.0.command_without_users(&["detach", name])
     }
 
-    /// Adds a volume to the session of a different volume.
+    /// Adds a volume to another volume's session.
     fn add(&self, name: &str, session: &str) -> Finished {
         let socket = self.socket(name).display().to_string();
         self.run(&["attach", name, "--session", session, "--socket", &socket])
@@ -117,7 +117,7 @@ fn volumes_of_a_session_share_a_process_and_connections() {
         let stats = host.json("stats", name);
         assert_eq!(stats["ops"]["write"]["count"], writes, "{name}: {stats}");
     }
-    // All volumes share the log of the first.
+    // All volumes share the first one's log.
     let _ = host.run(&["logs", "b"]).ok().says("pool/c");
 
     // One volume is detached while the others keep running.
@@ -172,7 +172,7 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
         let _ = host.add("d", "b").ok();
         write_own(&host, &["a", "b", "d"], 10 + round);
     }
-    // The volume that started the session may be detached and return.
+    // The volume that started the session may be detached and added again.
     let _ = host.detach("a").ok();
     write_own(&host, &["b", "d"], 20);
     let alone = host.attach(&server, &["a"], &[]).code(1);

@@ -2,7 +2,7 @@
 //!
 //! The rules are declared in `.cargo/deny.toml` and applied to the output of `cargo metadata`, so
 //! that they are checked without cargo-deny and without a network. `cargo metadata` needs only
-//! crates that a build on Linux has fetched.
+//! crates already fetched by a build on Linux.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -32,7 +32,7 @@ struct Package {
     source: Option<String>,
 }
 
-/// Entry of a list in the rules: quoted values by key. The key of a plain string is empty.
+/// An entry of a list in the rules: quoted values by key. A plain string has an empty key.
 type Entry<'a> = BTreeMap<&'a str, &'a str>;
 
 /// Returns the entries of a list in the rules. Each entry is on its own line.
@@ -58,7 +58,7 @@ fn strings<'a>(rules: &'a str, table: &str, key: &str) -> Vec<&'a str> {
     list(rules, table, key).into_iter().filter_map(|entry| entry.get("").copied()).collect()
 }
 
-/// Returns the crates and reasons in a list of bans.
+/// Returns the crates in a list of bans, with the reasons.
 fn reasons<'a>(rules: &'a str, key: &str) -> Vec<(&'a str, &'a str)> {
     let fields = |entry: &Entry<'a>| Some((*entry.get("crate")?, *entry.get("reason")?));
     let entries = list(rules, "[bans]", key);
@@ -249,8 +249,7 @@ fn package(name: &str, version: &str, license: &str) -> Package {
     }
 }
 
-/// Returns the violations of [`EXAMPLE`] in a graph of `extra` and some packages that obey the
-/// rules.
+/// Returns the violations of [`EXAMPLE`] in a graph of `extra` and packages that obey the rules.
 fn violations_with(extra: Package) -> String {
     let packages = vec![
         Package { source: None, ..package("own", "0.1.0", "MIT") },

@@ -1,10 +1,10 @@
 //! Checks of `main.rs`: each takes text and returns the lines and words that violate a rule.
 //!
 //! Comments, strings and character literals are blanked out before code is checked ([`code_of`]).
-//! Below, each check is tested with a violation and a near miss, so that none can pass by finding
-//! nothing.
+//! The tests below give each check a violation and a near miss, so that a check that finds nothing
+//! fails.
 
-/// Maximum columns of a line.
+/// Maximum number of columns in a line.
 pub(crate) const LINE_MAX: usize = 100;
 /// Crates of the workspace that have product code.
 const CRATES: &[&str] = &[
@@ -130,7 +130,7 @@ pub(crate) fn code_of(text: &str) -> String {
     out
 }
 
-/// Returns the number of hashes of a raw string that starts here.
+/// Returns the number of hashes of the raw string that starts at the beginning of `chars`.
 fn raw_string_hashes(chars: &[char]) -> Option<usize> {
     let (['b' | 'c', 'r', rest @ ..] | ['r', rest @ ..]) = chars else { return None };
     let hashes = rest.iter().take_while(|c| **c == '#').count();
@@ -173,7 +173,7 @@ pub(crate) fn unproven_lines(text: &str) -> Vec<usize> {
         if lines[at].contains("SAFETY:") {
             return true;
         }
-        // Search upwards through the head of the statement and the comment above it.
+        // Search upwards through the start of the statement and the comment above it.
         let mut in_comment = false;
         for above in (0..at).rev().take(16) {
             let line = lines[above].trim();
@@ -204,7 +204,7 @@ pub(crate) fn engine_breaches(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns marks of unfinished work: macros are searched in code, words in everything.
+/// Returns markers of unfinished work: macros are looked for in code, words everywhere.
 pub(crate) fn unfinished(text: &str) -> Vec<(usize, &'static str)> {
     const MACROS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
     const WORDS: [&str; 2] = [concat!("FIX", "ME"), concat!("XX", "X")];
@@ -228,7 +228,7 @@ pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns paths that exist only on one machine, and hosts of package registries.
+/// Returns paths that exist on only one machine, and hosts of package registries.
 pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     const PATHS: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
     const HOSTS: [&str; 6] = [

@@ -16,10 +16,10 @@ const PAGE_LINES_MAX: usize = 400;
 const LONG_PAGES: &[(&str, &str)] =
     &[("docs/PROTOCOL.md", "reference of all bytes on the wire; scripts write its tables")];
 
-/// Text before a target and character after it, for Markdown links and HTML pictures.
+/// The text before a target and the character after it, for Markdown links and HTML images.
 const TARGETS: &[(&str, char)] = &[("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')];
 
-/// Returns the lines outside code blocks, with their numbers from 1.
+/// Returns the lines outside code blocks, with their line numbers, starting at 1.
 fn unfenced(text: &str) -> Vec<(usize, &str)> {
     let mut fenced = false;
     let mut lines = Vec::new();
@@ -72,8 +72,8 @@ fn shown(heading: &str) -> String {
     text + rest
 }
 
-/// Returns the anchor of a heading as GitHub makes it: in lower case, with hyphens for spaces, and
-/// without other punctuation except underscores.
+/// Returns the anchor of a heading as GitHub generates it: in lower case, with hyphens for spaces,
+/// and without other punctuation except underscores.
 fn slug(heading: &str) -> String {
     let mut slug = String::new();
     for c in shown(heading).trim().chars() {
@@ -106,7 +106,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Returns the path of a target from the root of the tree.
+/// Returns the path of a target relative to the root of the tree.
 fn resolve(page: &str, target: &str) -> String {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
@@ -122,7 +122,7 @@ fn resolve(page: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// Returns all documents by their paths.
+/// Returns all documents, by path.
 fn documents() -> BTreeMap<String, String> {
     let documents = sources().into_iter().filter(|source| source.path.ends_with(".md"));
     documents.map(|source| (source.path, source.text)).collect()

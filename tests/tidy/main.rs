@@ -1,10 +1,10 @@
-//! Rules of the tree, checked by reading its files: which files may use `unsafe`, names that
-//! engines must not use, dependencies between crates, lengths of lines and files, links in
+//! Rules for the tree, checked by reading its files: which files may use `unsafe`, names that
+//! engines must not use, dependencies between crates, lengths of lines and files, and links in
 //! documents.
 //!
 //! A failed rule names each file and line. Exceptions are listed here with their reasons. The
-//! checks of a single file are in `judge.rs`, those of links in `links.rs`, those of third-party
-//! crates in `dependencies.rs`.
+//! checks on a single file are in `judge.rs`, on links in `links.rs`, and on third-party crates in
+//! `dependencies.rs`.
 #![forbid(unsafe_code)]
 
 mod conformance;
@@ -120,7 +120,7 @@ const ENGINES: &[&str] = &[
     "tests/sim/",
 ];
 
-/// Files among the engines that are not engines, and the reasons.
+/// Files among the engines that are not engines, with the reasons.
 const NOT_ENGINES: &[(&str, &str)] = &[
     (
         "tests/sim/machine/mod.rs",
@@ -160,7 +160,7 @@ const ANY_FRONT_END: &[&str] = &[
 /// Crates for a particular kind of front end, which [`ANY_FRONT_END`] must not name.
 const ONE_FRONT_END: &[&str] = &["nbd_bridge", "vhost_bridge"];
 
-/// Crates without import cycles between files.
+/// Crates whose files must not import each other in cycles.
 const ACYCLIC: &[&str] = &[
     "nbd-bridge",
     "rds",
@@ -173,7 +173,7 @@ const ACYCLIC: &[&str] = &[
 
 const FILE_LINES_MAX: usize = 700;
 
-/// Files longer than [`FILE_LINES_MAX`] lines, and the reasons.
+/// Files longer than [`FILE_LINES_MAX`] lines, with the reasons.
 const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Workspace crates that each crate may depend on, and those that only its tests may use.
@@ -211,7 +211,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
 }
 
-/// Text file of the tree.
+/// Text file in the tree.
 struct Source {
     /// Path relative to the root, with slashes.
     path: String,
@@ -260,7 +260,7 @@ fn walk(dir: &Path, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Returns all text files of the tree. A fuzzing corpus is bytes, not text.
+/// Returns all text files in the tree. A fuzzing corpus is bytes, not text.
 fn sources() -> Vec<Source> {
     let all: Vec<Source> = paths()
         .into_iter()
@@ -474,7 +474,7 @@ fn files_start_with_a_header_and_have_one_topic() {
     breaches.none("files start with a header and have one topic");
 }
 
-/// The lab takes the settings of a scenario from these lines, and defaults for those that are
+/// The lab takes the settings of a scenario from these lines, and uses defaults for those that are
 /// missing.
 #[test]
 fn scenarios_of_the_lab_have_complete_headers() {

@@ -1,4 +1,4 @@
-//! Import graph of a crate's modules, from the paths in its files.
+//! Import graph of a crate's modules, built from the paths in its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,7 +89,7 @@ fn file_of<'a>(
         "crate" => path[1..].to_vec(),
         "self" => [own, &path[1..]].concat(),
         "super" => [&own[..own.len().checked_sub(ups)?], &path[ups..]].concat(),
-        // A child module, or an item of another crate.
+        // A child module, or an item from another crate.
         _ => {
             let child = [own, &path[..1]].concat();
             modules.get(&child)?;
@@ -104,7 +104,7 @@ fn file_of<'a>(
     }
 }
 
-/// Returns the imports of each file, by paths below `src/`.
+/// Returns the imports of each file, by path below `src/`.
 fn graph<'a>(files: &[(&'a str, &str)]) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
     let modules: BTreeMap<Module, &str> =
         files.iter().map(|(path, _)| (module_of(path), *path)).collect();

@@ -1,6 +1,6 @@
-//! Size of types: limits the number of methods and fields of a type with state.
+//! Type size: limits the number of methods and fields of types with state.
 //!
-//! Sizes are counted in the text as formatted by rustfmt: inherent methods over all files, and
+//! Sizes are counted in source text as formatted by rustfmt: inherent methods in all files, and
 //! fields of types that have a method with `&mut self`. Types without such a method are records
 //! (settings, messages, JSON, statistics), whose fields are not limited. Test code does not count.
 
@@ -11,7 +11,7 @@ use super::{Breaches, Source, sources};
 const METHODS_MAX: usize = 40;
 const FIELDS_MAX: usize = 15;
 
-/// Folders with product code.
+/// Directories with product code.
 const PRODUCT: &[&str] = &[
     "nbd-bridge/src/",
     "rds/src/",
@@ -24,7 +24,7 @@ const PRODUCT: &[&str] = &[
     "rtrs-client/vhost-bridge/src/",
 ];
 
-/// Folders and files in the product folders that serve tests.
+/// Directories and files within them that contain test code.
 const TEST_CODE: &[&str] =
     &["/tests/", "/tests.rs", "/fuzz/", "/fuzz.rs", "fabric/conformance/", "fabric/sim/"];
 
@@ -43,13 +43,13 @@ struct Counted {
     defined: Vec<String>,
 }
 
-/// Returns the identifier at the start of a text.
+/// Returns the identifier at the start of the text.
 fn identifier(text: &str) -> &str {
     let end = text.find(|char: char| !char.is_alphanumeric() && char != '_');
     &text[..end.unwrap_or(text.len())]
 }
 
-/// Returns the text without a function's visibility and qualifiers.
+/// Strips a function's visibility and qualifiers from a line.
 fn bare(mut line: &str) -> &str {
     loop {
         let rest = if let Some(scope) = line.strip_prefix("pub(") {
@@ -123,7 +123,7 @@ fn count(text: &str) -> Counted {
     counted
 }
 
-/// Returns the defining file with the longest common path.
+/// Returns the defining file that shares the longest path with this one.
 fn nearest<'a>(path: &str, defining: &'a [String]) -> Option<&'a str> {
     let common =
         |file: &&String| path.bytes().zip(file.bytes()).take_while(|(a, b)| a == b).count();

@@ -5,7 +5,7 @@ use rtrs_core::mem::MemSlice;
 use crate::buffers::{BUFFER_LEN, Buffers, PART_MAX};
 use crate::proto::wire::ExtendedRequest;
 
-/// Minimum size of a large write, for which receives are limited to fit.
+/// Minimum size of a write that counts as large: receives are limited to fit such writes.
 const LARGE: usize = 32 * 1024;
 /// Number of requests after a large write for which receives stay limited: a client that mixes
 /// large writes with reads still sends large writes.
@@ -63,7 +63,7 @@ impl Input {
         self.start += count;
     }
 
-    /// Copies the next bytes out of the buffer. Returns false when the connection has no buffer.
+    /// Copies the next bytes out of the buffer. Returns false if the connection has no buffer.
     pub(super) fn peek(&self, bytes: &mut [u8], buffers: &Buffers) -> bool {
         if let Some(buffer) = self.buffer {
             buffers.copy_out(buffer, self.start, bytes);
@@ -88,7 +88,7 @@ impl Input {
     }
 
     /// Returns the number of payload bytes that are submitted together, of `left` bytes that belong
-    /// at `to` on the device; 0 when they belong in another buffer.
+    /// at `to` on the device; 0 if they belong in another buffer.
     pub(super) fn piece(&self, left: u32, to: u64, min_block: u32) -> usize {
         piece(self.start, left, to, min_block)
     }
@@ -102,7 +102,7 @@ impl Input {
         }
     }
 
-    /// Starts over at the warm beginning of the buffer if no byte of it is needed anymore.
+    /// Starts over at the cache-warm beginning of the buffer if its bytes are no longer needed.
     pub(super) fn rewind(&mut self, buffers: &Buffers) {
         if let Some(buffer) = self.buffer
             && self.start == self.fill
@@ -113,7 +113,7 @@ impl Input {
     }
 
     /// Makes room in one buffer for `need` bytes, starting with the first unparsed byte. Returns
-    /// the number of bytes that were moved; None when no buffer is available.
+    /// the number of bytes that were moved; None if no buffer is available.
     pub(super) fn make_room(&mut self, need: usize, buffers: &mut Buffers) -> Option<u64> {
         let Some(buffer) = self.buffer else {
             self.buffer = Some(buffers.take_receiver()?);
@@ -150,8 +150,8 @@ impl Input {
     }
 }
 
-/// Returns the number of payload bytes that are submitted together when they begin at `start` of a
-/// buffer; 0 when they belong in another buffer.
+/// Returns the number of payload bytes that are submitted together when they begin at offset
+/// `start` of a buffer; 0 if they belong in another buffer.
 fn piece(start: usize, left: u32, to: u64, min_block: u32) -> usize {
     let (room, left) = (BUFFER_LEN - start, left as usize);
     if left <= room {

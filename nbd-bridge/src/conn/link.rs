@@ -8,12 +8,12 @@ use rtrs_core::time::{Duration, Instant};
 
 use crate::peer::Peer;
 
-/// Timeout between two receives in the middle of a message, and for a send in addition to the time
-/// that its bytes take at [`SEND_RATE_MIN`].
+/// Timeout between receives in the middle of a message, and for a send in addition to the time that
+/// its bytes take at [`SEND_RATE_MIN`].
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum rate, in bytes per second, at which a client must read a reply.
 const SEND_RATE_MIN: u64 = 256 * 1024;
-/// Tokens of a connection's sends; the slot number is in the low bits.
+/// Tokens for a connection's sends; the slot number is in the low bits.
 pub(crate) const TOKEN_SEND: u64 = 1 << 32;
 
 /// Socket of a connection with the operations in flight on it.
@@ -25,8 +25,7 @@ pub(super) struct Link {
     /// Connected over TCP, where a disconnected client looks like one that only shut down its
     /// sending side.
     tcp: bool,
-    /// Accepted by a listener of unix sockets, so the other end is the client itself and not a
-    /// relay.
+    /// Accepted by a unix socket listener, so the other end is the client itself, not a relay.
     local: bool,
     /// The other end is the kernel, which has no timeouts.
     kernel: bool,
@@ -38,7 +37,7 @@ pub(super) struct Link {
     half_closed: bool,
     /// The socket is unusable; no more sends or receives.
     broken: bool,
-    /// Time when bytes last arrived, or when the connection began to wait for them.
+    /// Time when bytes last arrived, or when the connection began waiting for them.
     heard: Instant,
     /// Start and deadline of the send in progress.
     send_began: Instant,
@@ -79,7 +78,7 @@ impl Link {
         Peer::of(&self.fd)
     }
 
-    /// State of the other end of the socket.
+    /// State of the socket's other end.
     pub(super) fn peer_end(&self) -> PeerEnd {
         peer_end(&self.fd)
     }
@@ -177,7 +176,7 @@ impl Link {
         }
     }
 
-    /// Makes the socket unusable. Returns false when it was already unusable.
+    /// Makes the socket unusable. Returns false if it was already unusable.
     pub(super) fn break_off(&mut self) -> bool {
         if std::mem::replace(&mut self.broken, true) {
             return false;
@@ -191,12 +190,12 @@ impl Link {
         true
     }
 
-    /// Time when bytes last arrived, or when the connection began to wait for them.
+    /// Time when bytes last arrived, or when the connection began waiting for them.
     pub(super) fn heard(&self) -> Instant {
         self.heard
     }
 
-    /// Returns the time by which the rest of a message must arrive, if a receive is running.
+    /// Returns the deadline for the rest of a message, if a receive is running.
     pub(super) fn receive_by(&self) -> Option<Instant> {
         self.receiving.is_some().then(|| self.heard + STALL_TIMEOUT)
     }
@@ -206,7 +205,7 @@ impl Link {
         self.sending.is_some().then_some(self.send_began)
     }
 
-    /// Returns the time by which the send in progress must end.
+    /// Returns the deadline for the send in progress.
     pub(super) fn send_by(&self) -> Option<Instant> {
         self.sending.is_some().then_some(self.send_by)
     }

@@ -1,6 +1,6 @@
 //! Losses of acknowledged writes, as reported to the client of a connection.
 //!
-//! Requests may arrive before the client learns of a loss and be processed after that. A flush
+//! Requests may arrive before the client learns of a loss but be processed afterwards. A flush
 //! among them fails because of that loss too, since it may cover writes that were lost. See
 //! docs/explanation/fence.md.
 
@@ -11,13 +11,13 @@ use crate::requests::NbdRow;
 /// Losses reported to a client, and the reports as seen by requests not yet taken.
 #[derive(Debug)]
 pub(super) struct LossReports {
-    /// All connections of a kernel device are one client.
+    /// All connections of a kernel device count as one client.
     kernel: bool,
     /// Losses of acknowledged writes that have been reported to the client.
     reported: u64,
-    /// Requests wait for rows, memory or the device, and receiving has stopped.
+    /// Requests are waiting for rows, memory or the device, and receiving has stopped.
     stalled: bool,
-    /// Row whose reply reports a loss and waits to be sent.
+    /// Row whose reply reports a loss and is waiting to be sent.
     report: Option<u32>,
     /// Losses reported to the client at the last check.
     seen: u64,
@@ -27,7 +27,7 @@ pub(super) struct LossReports {
 }
 
 impl LossReports {
-    /// Creates the reports of a client, which starts with the losses known at the device's last
+    /// Creates the reports for a client, starting with the losses known at the device's last
     /// successful flush.
     pub(super) fn new(kernel: bool, losses: Option<&Losses>) -> Self {
         let reported = losses.map_or(0, Losses::settled);
@@ -64,11 +64,11 @@ impl LossReports {
         self.stalled = stalled;
     }
 
-    /// Checks whether a loss was reported while requests waited, or is about to be reported:
-    /// whatever the socket holds when that reply is sent was sent before it. Requests that a kernel
-    /// device sent on another connection count as sent after the report, unless that connection has
-    /// stalled. `parsed` is the stream offset of the next request, and `arrived` returns the offset
-    /// up to which bytes have arrived, received or not.
+    /// Checks whether a loss was reported while requests were waiting, or is about to be reported:
+    /// whatever the socket holds when that reply is sent was sent by the client before it. Requests
+    /// that a kernel device sent on another connection count as sent after the report, unless that
+    /// connection has stalled. `parsed` is the stream offset of the next request, and `arrived`
+    /// returns the offset up to which bytes have arrived, received or not.
     pub(super) fn note_reported(
         &mut self,
         losses: Option<&Losses>,
@@ -86,7 +86,7 @@ impl LossReports {
         self.older = Some((older, end));
     }
 
-    /// Row whose reply reports a loss and waits to be sent.
+    /// Row whose reply reports a loss and is waiting to be sent.
     pub(super) fn unsent(&self) -> Option<u32> {
         self.report
     }
@@ -98,15 +98,15 @@ impl LossReports {
         self.older = self.older.map(|(reported, _)| (reported, arrived));
     }
 
-    /// Records that the client has left after it received all replies.
+    /// Records that the client has disconnected after receiving all replies.
     pub(super) fn leave(&self, losses: Option<&Losses>) {
         if let Some(losses) = losses.filter(|_| !self.kernel) {
             losses.settle(self.reported);
         }
     }
 
-    /// Ends a flush, which fails if a loss has not been reported to the client. Returns true when
-    /// its status changed.
+    /// Ends a flush, which fails if a loss has not been reported to the client. Returns true if its
+    /// status changed.
     pub(super) fn end_flush(&mut self, index: u32, row: &mut NbdRow, losses: &Losses) -> bool {
         let count = row.loss_marks.at_end().unwrap_or_else(|| losses.count());
         let ended = row.reply.status();

@@ -12,20 +12,19 @@ use super::parse::Piece;
 use crate::notices::Notice;
 use crate::shared::Shared;
 
-/// Running time of a send after which its client counts as one that does not read.
+/// Duration of a send after which its client is considered not to be reading.
 const STALLED_AFTER: Duration = Duration::from_millis(200);
 /// Maximum number of buffers into which dropped data is reread at a time.
 const AGAIN_MAX: usize = 16;
 
 impl Conn {
-    /// Returns the time from which the client counts as one that does not read, if a send is
+    /// Returns the time from which the client is considered not to be reading, if a send is
     /// running.
     pub(crate) fn stalls_at(&self) -> Option<Instant> {
         self.link.send_began().map(|began| began + STALLED_AFTER)
     }
 
-    /// Drops the data of reads whose replies are not being sent. Returns true if there was such
-    /// data.
+    /// Drops the data of reads whose replies are not being sent. Returns true if there was any.
     pub(crate) fn drop_data(&mut self, now: Instant, shared: &mut Shared) -> bool {
         let Self { output, memory, .. } = self;
         let replies = output.drop_data(|row| shared.drop_data(row, memory));
@@ -45,8 +44,7 @@ impl Conn {
         true
     }
 
-    /// Reads dropped data again, if the client has read what was sent. Returns true if a read
-    /// began.
+    /// Rereads dropped data if the client has read what was sent. Returns true if a read began.
     pub(super) fn read_again(&mut self, shared: &mut Shared) -> bool {
         let mut any = false;
         while let Some(row) = self.output.first_dropped() {

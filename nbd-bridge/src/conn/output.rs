@@ -21,12 +21,12 @@ const SEND_MAX: usize = 4 << 20;
 /// Bytes of handshake replies that may be queued before further options are processed.
 const GREETING_MAX: usize = 64 * 1024;
 
-/// Replies that wait to be sent, and those of the send in progress.
+/// Replies waiting to be sent, and those of the send in progress.
 #[derive(Debug)]
 pub(super) struct Output {
     /// Slices of the next send; None while a send is using them.
     vecs: Option<Box<IoVecs>>,
-    /// Memory of handshake bytes and of headers of replies.
+    /// Memory for handshake bytes and reply headers.
     staging: MemSlice,
     /// Handshake bytes to be sent.
     greeting: Vec<u8>,
@@ -34,9 +34,9 @@ pub(super) struct Output {
     in_send: Vec<u32>,
     /// Rows whose data was dropped and must be reread.
     dropped: VecDeque<u32>,
-    /// Row of a simple reply that has been sent in part.
+    /// Row of a simple reply that has been partly sent.
     cut_short: Option<u32>,
-    /// Bytes of the next send that were already sent.
+    /// Bytes of the next send that have already been sent.
     sent_before: usize,
 }
 
@@ -56,12 +56,12 @@ impl Output {
         })
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether nothing is waiting to be sent.
     pub(super) fn is_empty(&self) -> bool {
         self.greeting.is_empty() && self.replies.is_empty()
     }
 
-    /// Number of replies that wait to be sent.
+    /// Number of replies waiting to be sent.
     pub(super) fn waiting(&self) -> usize {
         self.replies.len()
     }
@@ -76,12 +76,12 @@ impl Output {
         self.greeting.len() > GREETING_MAX
     }
 
-    /// Queues the reply of a row.
+    /// Queues a row's reply.
     pub(super) fn push(&mut self, row: u32) {
         self.replies.push_back(row);
     }
 
-    /// Takes the next row whose reply waits to be sent, and drops the reply.
+    /// Takes the next row whose reply is waiting to be sent, and drops the reply.
     pub(super) fn drop_reply(&mut self) -> Option<u32> {
         self.replies.pop_front().or_else(|| self.dropped.pop_front())
     }
@@ -92,7 +92,7 @@ impl Output {
         let Self { replies, dropped, cut_short, .. } = self;
         let before = replies.len();
         replies.retain(|row| {
-            // Once a simple reply has been sent in part, it can no longer fail.
+            // Once a simple reply has been partly sent, it can no longer fail.
             let drops = *cut_short != Some(*row) && drop(*row);
             dropped.extend(drops.then_some(*row));
             !drops
@@ -110,7 +110,7 @@ impl Output {
         self.dropped.pop_front();
     }
 
-    /// Whether the reply of a row is in the send that was gathered last.
+    /// Whether a row's reply is in the send that was gathered last.
     pub(super) fn sends(&self, row: u32) -> bool {
         self.in_send.contains(&row)
     }
@@ -134,7 +134,7 @@ impl Output {
     }
 
     /// Gathers what can be sent now: handshake bytes, then headers and data of as many finished
-    /// requests as fit. The device has `size` bytes. Returns None when a send is in progress or
+    /// requests as fit. The device has `size` bytes. Returns None if a send is in progress or
     /// nothing can be sent.
     pub(super) fn gather(
         &mut self,
@@ -201,7 +201,7 @@ impl Batch<'_> {
         self.staging.len() - self.used >= reply::ROOM && self.vecs.room() > row.parts.len()
     }
 
-    /// Appends header and data of a reply.
+    /// Appends a reply's header and data.
     fn add_reply(&mut self, row: &NbdRow) {
         let (op, cookie, form) = (row.command.op(), row.command.cookie(), self.form);
         let of = Answered { form, cookie, offset: row.command.offset() };

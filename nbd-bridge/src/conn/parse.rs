@@ -1,4 +1,4 @@
-//! Parses received bytes into requests to the device.
+//! Parses received bytes into requests for the device.
 //!
 //! Each step consumes one item of the received bytes: an option, a header, or a piece of payload. A
 //! step that lacks bytes, rows, memory or room in the device queue changes nothing and is retried
@@ -23,12 +23,12 @@ pub(super) struct Piece {
     pub(super) len: u64,
     /// Block size of the device.
     pub(super) block: u64,
-    /// The read must be answered with one chunk.
+    /// Whether the read must be answered with one chunk.
     pub(super) one_chunk: bool,
 }
 
 impl Conn {
-    /// Performs one parsing step. Returns false when more bytes, rows or memory are needed.
+    /// Performs one parsing step. Returns false if more bytes, rows or memory are needed.
     pub(super) fn step(&mut self, port: &Port, shared: &mut Shared) -> bool {
         let is_between = matches!(self.phase, Phase::Header | Phase::Starved(_));
         if is_between && self.output.first_dropped().is_some() {
@@ -141,7 +141,7 @@ impl Conn {
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
         if request.op == Op::Disconnect {
             self.in_order = true;
-            // A client that is waiting for no reply has received all reports of losses.
+            // A client that is not waiting for any reply has received all reports of losses.
             if self.rows == 0 {
                 self.reports.leave(shared.losses.as_deref());
             }
@@ -171,7 +171,7 @@ impl Conn {
         true
     }
 
-    /// Takes the memory for a read, for the extents or for the fragments. Returns the length of the
+    /// Takes memory for a read, for the extents or for the fragments. Returns the length of the
     /// pieces of a read, or None if memory is short.
     fn take_memory(&mut self, command: &Command, row: u32, shared: &mut Shared) -> Option<u64> {
         let (op, block, whole) = (command.op(), command.cut().block, command.whole_len());
@@ -191,8 +191,8 @@ impl Conn {
         shared.take_read(self.id.slot, row, bytes, &mut self.memory)
     }
 
-    /// Takes the memory for a piece of a read. Returns the length of the piece, or None if memory
-    /// is short.
+    /// Takes memory for a piece of a read. Returns the length of the piece, or None if memory is
+    /// short.
     pub(super) fn take_piece(&mut self, row: u32, of: Piece, shared: &mut Shared) -> Option<u64> {
         let piece_of = |most: usize| {
             let pieces = of.len.div_ceil(most as u64).max(1);
@@ -206,8 +206,8 @@ impl Conn {
         if self.form() == Form::Simple || of.one_chunk {
             return None;
         }
-        // The memory for a long piece is held by other bridges, or by a client that does not read
-        // its replies.
+        // The memory for a long piece may be held by other bridges, or by a client that is not
+        // reading its replies.
         let mut smaller = piece_of(shared.buffers.guaranteed_piece());
         if smaller >= piece && shared.first_reader.beside_unread && self.memory.is_empty() {
             smaller = piece_of(shared.buffers.available_piece());
@@ -215,7 +215,7 @@ impl Conn {
         (smaller < piece && self.take_bytes(row, smaller, shared)).then_some(smaller)
     }
 
-    /// Submits a new row to the device, or finishes it if the device has nothing to do.
+    /// Submits a new row to the device, or finishes it if there is nothing for the device to do.
     fn begin_row(&mut self, row: u32, piece: u64, shared: &mut Shared) {
         let entry = shared.requests.row(row);
         let (op, len) = (entry.command.op(), entry.command.len());
@@ -228,7 +228,7 @@ impl Conn {
             }
             Op::Cache => shared.finish_if_done(row),
             Op::Flush if rtrs_core::mutated!(NbdFlushSkipped) => shared.finish_if_done(row),
-            // A trim without a whole block.
+            // The trim covers no whole block.
             Op::Trim if whole == 0 => shared.finish_if_done(row),
             Op::Read => {
                 entry.begin_read(piece);
@@ -245,12 +245,12 @@ impl Conn {
         }
     }
 
-    /// Minimum block size of the export; 1 before the negotiation has ended.
+    /// Minimum block size of the export; 1 until the negotiation has ended.
     pub(super) fn min_block(&self) -> u32 {
         self.rules.map_or(1, |rules| rules.min_block())
     }
 
-    /// Submits received payload to the device. Returns false when more has to arrive.
+    /// Submits received payload to the device. Returns false if more has to arrive.
     fn step_payload(&mut self, row: u32, left: u32, shared: &mut Shared) -> bool {
         let Some(buffer) = self.input.buffer() else { return false };
         if shared.queue.is_congested() {

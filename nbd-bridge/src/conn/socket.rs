@@ -1,4 +1,4 @@
-//! Receiving into registered buffers, and sending replies.
+//! Receives into registered buffers, and sends replies.
 
 use rtrs_core::mem::IoVecs;
 use rtrs_core::rt::{PeerEnd, Port};
@@ -68,7 +68,7 @@ impl Conn {
         }
     }
 
-    /// Starts the next receive. Returns true when one was started.
+    /// Starts the next receive. Returns true if one was started.
     pub(crate) fn receive(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         if self.link.is_receiving() || self.link.is_broken() {
             return false;
@@ -82,14 +82,14 @@ impl Conn {
         true
     }
 
-    /// Returns the number of unparsed bytes that must be in one buffer before the next step,
-    /// and the maximum number to receive beyond those. Returns None when the next step does not
-    /// wait for bytes.
+    /// Returns the number of unparsed bytes that must be in one buffer before the next step, and
+    /// the maximum number to receive beyond those. Returns None if the next step does not wait for
+    /// bytes.
     fn wanted(&self, shared: &mut Shared) -> Option<(usize, usize)> {
         let header = self.form().request_len();
         let (need, most) = match self.phase {
             Phase::Ended | Phase::Starved(_) => return None,
-            // Both take all available bytes; the rest waits for the greeting to be sent.
+            // Both take all available bytes; what follows waits for the greeting to be sent.
             Phase::Handshake(_) | Phase::Skip { .. } => (1, BUFFER_LEN),
             Phase::Header if self.input.is_limited() => (header, header),
             Phase::Header => (header, BUFFER_LEN),
@@ -111,7 +111,7 @@ impl Conn {
         (!self.input.has(need)).then_some((need, most))
     }
 
-    /// Sends what is ready. Returns true when a send was started.
+    /// Sends the data that is ready. Returns true if anything was done.
     pub(crate) fn send(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         if self.link.is_sending() || self.link.is_broken() {
             return false;
@@ -134,7 +134,7 @@ impl Conn {
         true
     }
 
-    /// Form of replies, as negotiated.
+    /// The negotiated form of replies.
     pub(super) fn form(&self) -> Form {
         match self.rules {
             Some(rules) if rules.extended() => Form::Extended,

@@ -1,11 +1,11 @@
 //! Ownership of a device: a lock on the file that shows its backend.
 //!
-//! The kernel continues to show the process that connected a device, even after a different process
-//! has taken the device over. Therefore the process that owns a device holds a lock (flock) on
+//! The kernel continues to show the process that connected a device, even after another process has
+//! taken over the device. Therefore the process that owns a device holds a lock (flock) on
 //! `/sys/block/nbdX/backend`. That file exists while the device is connected and is the same file
-//! for all processes, whatever their run directory; the lock ends with the process. (A process that
-//! may read the file may also lock it. That makes the device look owned and does no other harm;
-//! `/proc/locks` shows the holder.)
+//! for all processes, whatever their run directory; the lock ends with the process. (Any process
+//! that may read the file may also lock it. That makes the device look owned but does no other
+//! harm; `/proc/locks` shows the holder.)
 //!
 //! Called by `device` and `takeover`.
 
@@ -25,9 +25,8 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Claims a connected device. Returns None when a different process owns it. If the system does
-    /// not support the lock, the owner that the kernel shows decides, and the result is still a
-    /// claim.
+    /// Claims a connected device. Returns None if another process owns it. If the system does not
+    /// support the lock, the owner shown by the kernel decides, and the result is still a claim.
     pub(super) fn new(places: &Places, index: u32) -> Option<Self> {
         let path = places.block(index).join("backend");
         let locked = File::open(&path).map_err(TryLockError::Error).and_then(|file| {
@@ -93,8 +92,8 @@ mod tests {
     use super::super::sysfs::tests::Tree;
     use super::*;
 
-    /// Maximum time until a lock is free. A child that a different test has forked shares the lock
-    /// until it calls exec.
+    /// Maximum time until a lock is free: a child forked by another test shares the lock until it
+    /// calls exec.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
@@ -134,8 +133,8 @@ mod tests {
             free(1).unwrap_err(),
             "/dev/nbd1 is in use: connected by process 6 (nbd-client); use another device, or auto"
         );
-        // One device left behind by us, one left behind by a different program, and one that does
-        // not exist.
+        // One device left behind by us, one left behind by another program, and one that does not
+        // exist.
         assert_eq!(free(2), Ok(()));
         let claim = Claim::new(&tree.places, 2);
         let error = free(2).unwrap_err();

@@ -1,8 +1,8 @@
 //! Lifecycle of a kernel device: preconditions, connect and disconnect.
 //!
-//! Every step has a timeout. A disconnect completes even with stuck IO: a thread that may be left
-//! behind asks the kernel, and if there is no answer soon, the sockets are shut down under the
-//! kernel, which then fails the IO in flight. The kernel ends of the sockets are kept for that.
+//! Every step has a timeout. A disconnect completes even if IO is stuck: a thread that may be left
+//! behind asks the kernel, and if there is no answer soon, the sockets that the kernel uses are
+//! shut down, so that it fails the IO in flight. The kernel ends of the sockets are kept for this.
 //!
 //! Called by the process that holds a session: [`check_device`] early, [`KernelDevice::connect`]
 //! from its main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before
@@ -33,14 +33,14 @@ use crate::proto::wire::transmission_flags as tf;
 const BUSY_PATIENCE: Duration = Duration::from_secs(3);
 /// Time to wait for the device to appear after a connect: devtmpfs creates the node in /dev.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// Time for the kernel to disconnect a device whose sockets are read; then they are shut down.
+/// Time for the kernel to disconnect a device whose sockets are read; they are then shut down.
 const DISCONNECT_PATIENCE: Duration = Duration::from_secs(1);
 /// Time for the kernel to disconnect once the sockets are shut down or their process has exited.
 const SHUT_PATIENCE: Duration = Duration::from_secs(4);
 /// Time for the last reference to a device to be dropped after a disconnect.
 const GONE_PATIENCE: Duration = Duration::from_secs(1);
 /// Replaces [`GONE_PATIENCE`] when the only visible user is a process that has the device open.
-/// Often that is udev, whose reads have just failed.
+/// That is often udev, whose reads have just failed.
 const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// Flags known to some version of the kernel's driver. The driver examines each flag separately and
 /// ignores unknown ones, so every version may be passed all flags.
@@ -54,7 +54,7 @@ const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
     | tf::CAN_MULTI_CONN;
 
 /// Checks whether a device could be connected now, without changing anything: the module, the
-/// privilege, the device. `backend` is the identifier for the connect.
+/// privilege and the device. `backend` is the identifier for the connect.
 ///
 /// # Errors
 /// The reason why the device cannot be connected, with a hint.
@@ -116,7 +116,7 @@ fn start_disconnect(index: u32) -> Result<Disconnecting, DeviceError> {
 }
 
 impl Disconnecting {
-    /// Waits for the disconnect. Returns false when the kernel has not finished in time; the thread
+    /// Waits for the disconnect. Returns false if the kernel has not finished in time; the thread
     /// then keeps waiting.
     fn wait(&self, index: u32, patience: Duration) -> Result<bool, DeviceError> {
         match self.0.recv_timeout(patience) {
@@ -130,7 +130,7 @@ impl Disconnecting {
     }
 }
 
-/// Waits until a disconnected device is free, that is until the last process has closed it.
+/// Waits until a disconnected device is free, that is, until the last process has closed it.
 fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     let is_gone = || places.owner(index).is_none();
     if await_that(GONE_PATIENCE, is_gone) {
@@ -170,7 +170,7 @@ fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Returns the attributes of a connect, without the sockets.
+/// Returns the attributes for a connect, without the sockets.
 fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
     let mut flags = export.transmission_flags(false) & KERNEL_FLAGS;
     if !export.write_cache {
@@ -213,8 +213,8 @@ pub struct KernelDevice {
     places: Places,
     sockets: Sockets,
     connected: bool,
-    /// Owner that the kernel showed when the device was connected; in a PID namespace this differs
-    /// from our own process ID.
+    /// Owner that the kernel reported when the device was connected; in a PID namespace this
+    /// differs from our own process ID.
     owner: Option<u32>,
     _claim: Option<Claim>,
 }
@@ -229,7 +229,7 @@ impl KernelDevice {
     /// options say so, or else freed first. `reached` is the result of [`super::reach`].
     ///
     /// # Errors
-    /// The reason for the failure, with a hint; no device is connected then.
+    /// The reason for the failure, with a hint; in that case, no device is connected.
     pub fn connect(
         reached: Option<Reached>,
         export: &ExportInfo,
@@ -284,7 +284,7 @@ impl KernelDevice {
             tracing::info!(
                 "/dev/nbd{index}: {what} because it lacks a thread; reconnecting the device"
             );
-            // The kernel may hold the device a moment longer, and auto would pick a different one.
+            // The kernel may hold the device a little longer, and auto would pick a different one.
             wanted.prefer(&[index]);
             attempt += 1;
         };
@@ -321,7 +321,7 @@ impl KernelDevice {
         Ok(Self { index, places, sockets, connected: true, owner, _claim: claim })
     }
 
-    /// Waits until the kernel shows the node and the size of the device.
+    /// Waits until the kernel shows the device's node and size.
     fn await_node(&self, size: u64) -> Result<(), DeviceError> {
         let Self { index, ref places, .. } = *self;
         let odd = |what: String| Err(DeviceError::Odd { index, what });
@@ -348,7 +348,7 @@ impl KernelDevice {
         self.places.node(self.index)
     }
 
-    /// Makes udev examine the device again, after its properties are complete or it was
+    /// Makes udev examine the device again, once its properties are complete or it has been
     /// disconnected.
     pub fn announce(&self) {
         announce(self.index);
@@ -367,8 +367,8 @@ impl KernelDevice {
     /// in flight then fails. Takes at most a few seconds more, even if IO is stuck.
     ///
     /// # Errors
-    /// [`DeviceError::Stuck`] when another process still has the device open, so that it is not
-    /// free yet, or when the kernel did not disconnect it in time.
+    /// [`DeviceError::Stuck`] if another process still has the device open, so that it is not free
+    /// yet, or if the kernel did not disconnect it in time.
     pub fn disconnect(&mut self, patience: Duration) -> Result<(), DeviceError> {
         let index = self.index;
         if !std::mem::take(&mut self.connected) {
@@ -388,7 +388,7 @@ impl KernelDevice {
             tracing::warn!("/dev/nbd{index}: {left} requests did not finish in time and will fail");
         }
         if ended {
-            // Before another process can connect the device.
+            // This must happen before another process can connect the device.
             resend::make_usual(&self.places, index);
         }
         let disconnecting = start_disconnect(index);
@@ -396,7 +396,7 @@ impl KernelDevice {
             Ok(disconnecting) => disconnecting.wait(index, DISCONNECT_PATIENCE),
             Err(_) => Ok(false),
         };
-        // The kernel has finished with the sockets, or the sockets keep it from proceeding.
+        // The kernel has finished with the sockets, or they keep it from proceeding.
         self.sockets.shut_down();
         let disconnecting = disconnecting?;
         if matches!(done, Ok(false)) {
@@ -518,7 +518,7 @@ mod tests {
                 Attr::BlockSizeBytes(4096),
                 Attr::Timeout(90),
                 Attr::DeadConnTimeout(2),
-                // Neither cache nor fast zero, which the kernel does not know.
+                // Without cache and fast zero, which the kernel does not know.
                 Attr::ServerFlags(0x17d),
                 Attr::BackendIdentifier("rtrs:s/v".into()),
             ]

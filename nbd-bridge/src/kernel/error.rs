@@ -5,7 +5,7 @@ use std::io;
 /// Reason why an operation on a kernel device failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The kernel does not have the nbd driver.
+    /// The kernel's nbd driver is not loaded.
     #[error(
         "the kernel's nbd driver is not loaded; load it with \"modprobe nbd\" (in a container: on \
          the host, and share the host's network namespace)"
@@ -19,7 +19,7 @@ pub enum DeviceError {
     Busy {
         /// Number of the device.
         index: u32,
-        /// User of the device.
+        /// Current user of the device.
         by: String,
     },
     /// The export is not suitable for a kernel block device.
@@ -30,12 +30,12 @@ pub enum DeviceError {
     Refused {
         /// `/dev/nbdX`, or `a free device`.
         device: String,
-        /// Likely reason with a hint, or an empty text.
+        /// Likely reason with a hint, or an empty string.
         why: &'static str,
         /// The kernel's error.
         source: io::Error,
     },
-    /// The device was connected, but differs from what was requested.
+    /// The device was connected but differs from what was requested.
     #[error("/dev/nbd{index} was connected, but {what}")]
     Odd {
         /// Number of the device.
@@ -51,7 +51,7 @@ pub enum DeviceError {
         /// Reason for the delay, with a hint.
         what: String,
     },
-    /// The system refused something else, such as a socket or a thread.
+    /// The system refused another operation, such as creating a socket or a thread.
     #[error("cannot communicate with the kernel's nbd driver")]
     System(#[from] io::Error),
 }

@@ -1,7 +1,7 @@
 //! The `nbd` family of generic netlink: its messages and its socket.
 //!
 //! A command runs inside the `send` that carries it, in the calling thread: the kernel records that
-//! thread as the owner of a connected device, and a disconnect lasts as long as the kernel needs to
+//! thread as the owner of a connected device, and a disconnect takes as long as the kernel needs to
 //! end the device's IO. So connect from the process's main thread, and disconnect from a thread
 //! that may be left behind. The answers are available when `send` returns; nothing here waits for
 //! them.
@@ -26,11 +26,11 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::error::DeviceError;
 
-/// Maximum length of an answer; the description of the family is the longest.
+/// Maximum length of an answer; the family's description is the longest.
 const ANSWER_MAX: usize = 16 * 1024;
 /// Maximum number of answers to read: an answer and its acknowledgment are two.
 const ANSWERS_MAX: usize = 8;
-/// Maximum number of sockets of a device, limited by the 16-bit length of an attribute.
+/// Maximum number of sockets per device, limited by the 16-bit length of an attribute.
 pub(super) const SOCKETS_MAX: usize = 4096;
 
 /// Command to the kernel (`NBD_CMD_*`).
@@ -61,7 +61,7 @@ pub(super) enum Attr {
 }
 
 impl Attr {
-    /// Returns the number and the bytes of the attribute.
+    /// Returns the attribute's number and bytes.
     fn encode(&self) -> (u16, Vec<u8>) {
         match self {
             Self::Index(value) => (1, value.to_ne_bytes().into()),
@@ -159,16 +159,16 @@ pub(super) struct Netlink {
 }
 
 impl Netlink {
-    /// Opens a socket and looks up the family's number. Needs no privilege.
+    /// Opens a socket and looks up the family's number. Requires no privileges.
     ///
     /// # Errors
-    /// The system's error; ENOENT when the kernel does not have the family, which means that the
-    /// module is not loaded, or in a network namespace other than the initial one.
+    /// The system's error; ENOENT if the kernel does not have the family, because the module is not
+    /// loaded or because this is not the initial network namespace.
     pub(super) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_GENERIC)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Answers are available when `send` returns: an answer that is missing then never arrives.
+        // Answers are available when `send` returns: one that is missing then will never arrive.
         socket.set_non_blocking(true)?;
         let mut this = Self { socket, family: 0, sequence: 0 };
         let ask = GenlCtrl {
@@ -213,7 +213,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's error: EPERM without CAP_SYS_ADMIN, EINVAL for a device that is not connected,
-    /// or has another identifier.
+    /// or has a different identifier.
     pub(super) fn reconfigure(&mut self, attrs: Vec<Attr>) -> io::Result<()> {
         self.command(Command::Reconfigure, attrs).map(drop)
     }
@@ -253,7 +253,7 @@ impl Netlink {
     }
 }
 
-/// Parses the messages of one datagram. Returns true when the acknowledgment was among them.
+/// Parses the messages of one datagram. Returns true if the acknowledgment was among them.
 fn take_answers<T>(mut bytes: &[u8], sequence: u32, answers: &mut Vec<T>) -> io::Result<bool>
 where
     T: NetlinkDeserializable + Debug,
@@ -280,7 +280,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer from the kernel: {what}"))
 }
 
-/// Returns the attribute for sockets. The caller keeps them open until the connect has returned.
+/// Returns the attribute for sockets. The caller must keep them open until connect returns.
 pub(super) fn sockets_attr<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Attr {
     Attr::Sockets(sockets.map(|socket| socket.as_raw_fd()).collect())
 }

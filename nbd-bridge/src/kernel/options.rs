@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 /// Maximum number of requests that the kernel has in flight on one socket (`nbd_dev_add`).
 pub const QUEUE_DEPTH: u32 = 128;
-/// Size of one request with the default `max_sectors_kb` (`nbd_dev_add`), which can be raised to 32
-/// MiB at most.
+/// Size of one request with the default `max_sectors_kb` (`nbd_dev_add`), which can be raised to at
+/// most 32 MiB.
 pub const REQUEST_BYTES: usize = 128 * 1024;
-/// Bytes of buffers that a shard needs for all requests that the kernel has in flight. This memory
-/// must be available before memory runs short, since IO may be needed to free memory.
+/// Bytes of buffers that a shard needs for all requests that the kernel has in flight. They must be
+/// available before memory runs short, since freeing memory may require IO.
 pub const BUSY_BYTES: usize = QUEUE_DEPTH as usize * REQUEST_BYTES * 5 / 4;
 
 /// One connection may use at most half of a shard's requests (`Shared::take_row`).
@@ -24,7 +24,7 @@ pub enum DeviceChoice {
     Index(u32),
 }
 
-/// Error for a text that does not name an NBD device.
+/// Error for a string that does not name an NBD device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an NBD device; use auto or a whole device such as /dev/nbd0")]
 pub struct BadDeviceName(String);
@@ -57,15 +57,15 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// Options of a connect.
+/// Options for connecting a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// Device to connect.
     pub choice: DeviceChoice,
     /// Seconds without an answer after which the kernel considers a socket dead and resends the
-    /// request through another. Must be longer than any request can take here: a resent request
-    /// could overtake a later one. None means no limit and a quick takeover ([`super::reach`]); the
-    /// device then has one socket.
+    /// request through another. Must be longer than any request can take here, because a resent
+    /// request could overtake a later one. None means no limit and a quick takeover
+    /// ([`super::reach`]); the device then has one socket.
     pub timeout_s: Option<u64>,
     /// Seconds for which the kernel keeps requests when all sockets are dead, so that new ones can
     /// be connected; then the requests fail.
@@ -73,7 +73,7 @@ pub struct DeviceOptions {
     /// Identifier of the session and export that the device is connected to: text without a
     /// newline, stable across restarts. Shown in `/sys/block/nbdX/backend`.
     pub backend: String,
-    /// Take over a device that an exited process had connected with the same identifier.
+    /// Whether to take over a device that an exited process connected with the same identifier.
     pub takeover: bool,
 }
 

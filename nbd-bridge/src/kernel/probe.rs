@@ -1,9 +1,9 @@
 //! Opens a device in a separate process.
 //!
-//! The first open after a connect reads the partition table, and an open may wait for IO for as
-//! long as the device does. The process that serves that IO must not be the one that waits, so a
-//! child opens the device. A child that takes too long is abandoned: it ends when its IO does, at
-//! the latest when the device is disconnected.
+//! The first open after a connect reads the partition table, and an open may block for as long as
+//! the device's IO does. The process that serves that IO must not be the one that waits, so a child
+//! opens the device. A child that takes too long is abandoned: it exits when its IO ends, at the
+//! latest when the device is disconnected.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -20,15 +20,15 @@ pub enum Probe {
     Opened,
     /// The open failed; this is the child's standard error output.
     Refused(String),
-    /// The child did not end in time and was abandoned.
+    /// The child did not exit in time and was abandoned.
     TimedOut,
 }
 
-/// Runs a child that opens the device, for `timeout` at most. The child exits with code 0 on
+/// Runs a child that opens the device, for at most `timeout`. The child exits with code 0 on
 /// success, otherwise with a different code and the reason on standard error.
 ///
 /// # Errors
-/// The system's error when the child cannot be started.
+/// The system's error if the child cannot be started.
 pub fn probe(child: &mut Command, timeout: Duration) -> io::Result<Probe> {
     let mut child =
         child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
@@ -66,7 +66,7 @@ fn abandon(mut child: Child) {
     }
 }
 
-/// Waits until udev has processed the kernel's events, for `timeout` at most. Returns true when it
+/// Waits for at most `timeout` until udev has processed the kernel's events. Returns true if it
 /// has. Without udev there is nothing to wait for.
 pub fn settle(timeout: Duration) -> bool {
     if !Path::new("/run/udev/control").exists() {

@@ -1,11 +1,11 @@
 //! Sockets of a kernel device, and the check that the kernel reads them.
 //!
-//! The driver reads each socket in a work item that never ends, on a workqueue with a rescuer
+//! The driver reads from each socket in a work item that never ends, on a workqueue with a rescuer
 //! (`nbd_start_device`, `recv_work`). If the kernel takes more than 10 ms to create threads, the
-//! rescuer takes all items that wait for one and runs them one after the other: behind the first,
-//! which never ends, the others never run, and answers on their sockets are never read
-//! (`rescuer_thread` in `kernel/workqueue.c`). Therefore every socket contains [`FIRST_BYTES`] when
-//! the device is connected, and a device is usable once the kernel has read them from each.
+//! rescuer takes all items that are waiting for one and runs them in sequence: the first never
+//! ends, so the others never run, and answers on their sockets are never read (`rescuer_thread` in
+//! `kernel/workqueue.c`). Therefore every socket contains [`FIRST_BYTES`] when the device is
+//! connected, and the device is usable once the kernel has read them from each.
 //!
 //! Called by `device`.
 
@@ -19,14 +19,14 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::proto::wire::magic;
 use crate::send_buffer;
 
-/// Maximum time for the kernel to start reading all sockets of a device.
+/// Maximum time for the kernel to start reading from all sockets of a device.
 pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum number of times that a device is connected if the kernel does not read all of its
+/// Maximum number of times that a device is connected if the kernel does not read from all of its
 /// sockets.
 pub(super) const CONNECTS_MAX: u32 = 6;
 
-/// First bytes that the kernel is sent: the start of the first reply, whatever that will be. The
-/// bridge that adopts the socket omits them from that reply.
+/// First bytes sent to the kernel: the start of the first reply, whichever that is. The bridge that
+/// adopts the socket omits them from that reply.
 pub const FIRST_BYTES: [u8; 4] = magic::SIMPLE_REPLY.to_be_bytes();
 
 /// MSG_PEEK and MSG_DONTWAIT on Linux.
@@ -80,7 +80,7 @@ impl Sockets {
         self.ours.is_empty()
     }
 
-    /// Number of sockets from which the kernel has not read all bytes.
+    /// Number of sockets from which the kernel has not yet read all bytes.
     pub(super) fn unread(&self) -> usize {
         let holds_bytes = |socket: &&Socket| {
             let mut byte = [MaybeUninit::uninit()];
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a duplicate of the kernel's end, like the one that the driver holds.
+    /// Returns a duplicate of the kernel's end, like the driver's.
     fn driver_end(sockets: &Sockets, index: usize) -> UnixStream {
         UnixStream::from(OwnedFd::from(sockets.kernel[index].try_clone().unwrap()))
     }
@@ -138,7 +138,7 @@ mod tests {
         let mut sockets = Sockets::new(3).unwrap();
         assert_eq!(sockets.unread(), 3);
         for index in [0, 2] {
-            // Reads as the driver reads the header of a reply, which is longer.
+            // The driver reads a whole reply header, which is longer.
             driver_end(&sockets, index).read_exact(&mut [0; 4]).unwrap();
         }
         assert_eq!(sockets.unread(), 1);

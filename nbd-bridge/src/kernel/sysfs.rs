@@ -1,7 +1,7 @@
 //! The kernel's view of NBD devices in /sys, /proc and /dev.
 //!
 //! Reads small files and opens no block device, so nothing here waits for IO. The roots are fields
-//! for tests only. Called by `device` and `usage`.
+//! only so that tests can change them. Called by `device` and `usage`.
 
 use std::fs;
 use std::io;
@@ -28,7 +28,7 @@ impl Default for Places {
     }
 }
 
-/// Reads a small file without the newline at its end.
+/// Reads a small file without its trailing newline.
 pub(super) fn read(path: &Path) -> Option<String> {
     let mut text = fs::read_to_string(path).ok()?;
     if text.ends_with('\n') {
@@ -52,12 +52,12 @@ impl Places {
         self.dev.join(format!("nbd{index}"))
     }
 
-    /// Returns the process that connected a device; None when it is not connected.
+    /// Returns the process that connected a device; None if it is not connected.
     pub(super) fn owner(&self, index: u32) -> Option<u32> {
         number(&self.block(index).join("pid"))
     }
 
-    /// Returns the identifier that a device was connected with.
+    /// Returns the identifier with which a device was connected.
     pub(super) fn backend(&self, index: u32) -> Option<String> {
         read(&self.block(index).join("backend"))
     }
@@ -137,14 +137,14 @@ impl Places {
             && Self::numbers(&self.block(index)) == Some(format!("{major}:{minor}"))
     }
 
-    /// Returns the name of a process; None when it does not exist.
+    /// Returns the name of a process; None if it does not exist.
     pub(super) fn process(&self, pid: u32) -> Option<String> {
         read(&self.proc.join(pid.to_string()).join("comm"))
     }
 
     /// Whether the process that connected a device has exited. This includes a process ID that has
     /// been reused by another program, or by this process, which has not connected a device yet. In
-    /// a PID namespace this is unknown: the kernel shows process IDs of the initial namespace.
+    /// a PID namespace this is unknown: the kernel shows process IDs from the initial namespace.
     pub(super) fn is_left_behind(&self, owner: u32) -> bool {
         let namespace = fs::read_link(self.proc.join("self/ns/pid"));
         if namespace.is_ok_and(|name| name.as_os_str() != INITIAL_PID_NAMESPACE) {
@@ -155,7 +155,7 @@ impl Places {
     }
 }
 
-/// Returns the identifier that `/dev/nbdX` was connected with; None while it is not connected.
+/// Returns the identifier with which `/dev/nbdX` was connected; None while it is not connected.
 #[must_use]
 pub fn backend_of(index: u32) -> Option<String> {
     let places = Places::default();
@@ -173,7 +173,7 @@ pub fn announce(index: u32) {
 /// Polling interval.
 pub(super) const STEP: Duration = Duration::from_millis(5);
 
-/// Polls a condition. Returns false when it does not hold within `patience`.
+/// Polls a condition. Returns false if it does not become true within `patience`.
 pub(super) fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     loop {

@@ -1,10 +1,10 @@
 //! Takeover of a device whose process died: fresh sockets replace the dead ones.
 //!
 //! The device stays connected: file systems stay mounted, and requests wait in the kernel for up to
-//! `dead_timeout_s`. Requests that the dead process had taken from its sockets and not answered are
-//! resent by the kernel when its `timeout_s` has passed, with the value set when the request was
-//! first sent (`nbd_xmit_timeout`): a new socket does not make the kernel check earlier. A quick
-//! device (`resend`) resends them sooner. All other requests are sent immediately.
+//! `dead_timeout_s`. The kernel resends a request that the dead process had taken from its sockets
+//! and not answered once `timeout_s` has passed, with the value set when the request was first sent
+//! (`nbd_xmit_timeout`): a new socket does not make the kernel check earlier. For a quick device
+//! (`resend`), it does so sooner. All other requests are sent immediately.
 //!
 //! The fresh sockets must not be served before it is certain that no request passed on by the dead
 //! process can still take effect. Until then, what the kernel writes to them stays unread; so a
@@ -27,8 +27,8 @@ use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
 use super::sysfs::{Places, await_that};
 use crate::proto::ExportInfo;
 
-/// A device of an exited process, with fresh sockets that are not served yet. Dropping it leaves
-/// the device behind again.
+/// A device left behind by an exited process, with fresh sockets that are not served yet. Dropping
+/// it leaves the device behind again.
 #[derive(Debug)]
 pub struct Reached {
     pub(super) index: u32,
@@ -39,7 +39,7 @@ pub struct Reached {
 
 /// Gives fresh sockets, even before they can be served, to the device to be taken over if it
 /// supports a quick takeover: the kernel resends what the dead process had taken while the session
-/// still opens. See [`KernelDevice::connect`](super::KernelDevice::connect).
+/// is still opening. See [`KernelDevice::connect`](super::KernelDevice::connect).
 ///
 /// # Errors
 /// The reason for the failure, with a hint.
@@ -54,7 +54,7 @@ fn reach_in(places: &Places, options: &DeviceOptions) -> Result<Option<Reached>,
     Reached::new(places, options, 1, None)
 }
 
-/// Returns the device to take over, if there is one.
+/// Returns the device to take over, if any.
 fn left_behind(places: &Places, options: &DeviceOptions) -> Option<(u32, Claim)> {
     let is_wanted = |index: &u32| match options.choice {
         DeviceChoice::Auto => true,
@@ -71,18 +71,18 @@ fn odd<T>(index: u32, what: String) -> Result<T, DeviceError> {
     Err(DeviceError::Odd { index, what })
 }
 
-/// Interval between two offers of the only socket of a device.
+/// Interval between attempts to replace a device's only socket.
 const AGAIN: Duration = Duration::from_millis(50);
 const HINT: &str = "free it with detach, or attach without takeover";
 
-/// Checks whether `count` sockets can replace those of the device.
+/// Checks whether `count` sockets can replace the device's.
 fn check_sockets(
     places: &Places,
     index: u32,
     options: &DeviceOptions,
     count: usize,
 ) -> Result<(), DeviceError> {
-    // Requests in flight would be given a different timeout from the one that they were sent with.
+    // Requests in flight would get a different timeout from the one they were sent with.
     match (is_quick(places, index), options.timeout_s) {
         (true, Some(_)) => {
             return odd(index, "it has a quick takeover; use --quick-takeover".into());
@@ -101,7 +101,7 @@ fn check_sockets(
 }
 
 /// Checks whether `export` can replace that of the device. The kernel learned the export's
-/// properties at the connect and relies on them: a device without a write cache is never flushed.
+/// properties on connect and relies on them: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
     // The export may have grown in the meantime; all other properties must still hold.
     if places.size(index).is_none_or(|had| export.size < had) {
@@ -126,7 +126,7 @@ fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), D
     Ok(())
 }
 
-/// Gives the kernel a socket. Returns false when the kernel does not read it in time.
+/// Gives the kernel a socket. Returns false if the kernel does not read from it in time.
 fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) -> io::Result<bool> {
     let deadline = Instant::now() + READ_PATIENCE;
     // The socket of a process that has just died may not be marked dead yet; the kernel then
@@ -144,7 +144,7 @@ fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) ->
 }
 
 impl Reached {
-    /// Gives the device fresh sockets, one after the other. Returns None when there is no device to
+    /// Gives the device fresh sockets, one after the other. Returns None if there is no device to
     /// take over.
     pub(super) fn new(
         places: &Places,
@@ -168,7 +168,7 @@ impl Reached {
                     Attr::BackendIdentifier(options.backend.clone()),
                     sockets_attr(fresh.kernel_ends()),
                 ];
-                // A quick device already has no timeout, and setting that again would make it slow.
+                // A quick device already has no timeout; setting that again would make it slow.
                 attrs.extend(options.timeout_s.map(Attr::Timeout));
                 let refused = |source| DeviceError::Refused {
                     device: format!("/dev/nbd{index} to this process"),
@@ -193,7 +193,7 @@ impl Reached {
         Ok(Some(Self { index, places: places.clone(), sockets, claim }))
     }
 
-    /// Passes the sockets to the shards that serve them from now on.
+    /// Passes the sockets to the shards that will serve them.
     pub(super) fn serve(
         mut self,
         export: &ExportInfo,

@@ -1,10 +1,10 @@
 //! Users of a device: mounts, swap, devices stacked on it, and processes that have it open.
 //!
-//! A scan reads only /proc and /sys and never opens the device, so it finishes soon whatever the
-//! device does. It sees what the caller may see: root sees all of its PID namespace. A kernel user
-//! that leaves no trace there (a target exporting the device) is found by opening the device
-//! exclusively, which must be left to a process that may hang. Scans run before a detach and to
-//! explain why a device is busy.
+//! A scan reads only /proc and /sys and never opens the device, so it finishes quickly whatever the
+//! device does. It sees only what the caller may see; root sees everything in its PID namespace. A
+//! kernel user that leaves no trace there, such as a target exporting the device, is found by
+//! opening the device exclusively, which must be done in a process that may hang. Scans run before
+//! a detach and to explain why a device is busy.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum DeviceUse {
     Swap,
     /// Underlies this device, such as dm-0 or md0.
     Held(String),
-    /// Open in a process, given by ID and name.
+    /// Open in a process with this ID and name.
     Open(u32, String),
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for DeviceUse {
     }
 }
 
-/// Returns the uses of a device, most significant first; empty when none are visible.
+/// Returns the uses of a device, most significant first; empty if none are visible.
 pub fn device_uses(index: u32) -> Vec<DeviceUse> {
     uses(&Places::default(), index)
 }
@@ -165,7 +165,7 @@ mod tests {
         std::os::unix::fs::symlink(dev.join("nbd1"), tree.root.join("proc/9/fd/5")).unwrap();
         let mut shown: Vec<String> =
             uses(&tree.places, 1).iter().map(ToString::to_string).collect();
-        // Processes are listed in directory order.
+        // Processes are listed in directory order, which is arbitrary.
         shown[..3].sort();
         assert_eq!(
             shown,

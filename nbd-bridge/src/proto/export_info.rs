@@ -1,4 +1,4 @@
-//! `ExportInfo`: properties of an export, for clients.
+//! `ExportInfo`: the properties of an export that clients see.
 //!
 //! Used in both phases: the handshake advertises it, and the transmission phase validates requests
 //! against it. It holds no device. Call [`ExportInfo::check`] once at startup; the handshake
@@ -46,7 +46,7 @@ pub struct ExportInfo {
     pub max_payload: u32,
     /// Holes can be reported: the context `base:allocation` is offered.
     pub extents: bool,
-    /// A different host may write at the same time, so parts of blocks cannot be changed. Not
+    /// Another host may write at the same time, so parts of blocks cannot be changed. Not
     /// advertised.
     pub shared_writes: bool,
 }
@@ -54,10 +54,10 @@ pub struct ExportInfo {
 /// Reason why an [`ExportInfo`] cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadExport {
-    /// The name is over [`wire::STRING_MAX`] bytes or contains a NUL.
+    /// The name is longer than [`wire::STRING_MAX`] bytes or contains a NUL.
     #[error("the export name must be at most 4096 bytes long and must not contain NUL")]
     Name,
-    /// The description is over [`wire::STRING_MAX`] bytes or contains a NUL.
+    /// The description is longer than [`wire::STRING_MAX`] bytes or contains a NUL.
     #[error("the export description must be at most 4096 bytes long and must not contain NUL")]
     Description,
     /// The minimum block size is not a power of two from 1 to 65,536.
@@ -122,9 +122,9 @@ impl ExportInfo {
         Ok(())
     }
 
-    /// Returns the 16 transmission flags. DF may be offered only if `structured_replies` were
-    /// negotiated before. A read-only export offers no command that writes, and fast zero requires
-    /// write zeroes ("Transmission flags").
+    /// Returns the 16 transmission flags. DF may be offered only if `structured_replies` have been
+    /// negotiated. A read-only export offers no command that writes, and fast zero requires write
+    /// zeroes ("Transmission flags").
     pub fn transmission_flags(&self, structured_replies: bool) -> u16 {
         let writable = !self.read_only;
         let zeroes = self.write_zeroes && writable;
@@ -145,7 +145,7 @@ impl ExportInfo {
         .fold(0, |flags, (on, flag)| if on { flags | flag } else { flags })
     }
 
-    /// Whether clients must learn the export's sizes to avoid errors, because these differ from the
+    /// Whether clients must learn the export's sizes to avoid errors, because they differ from the
     /// sizes that the specification lets clients assume.
     pub(crate) fn has_own_sizes(&self) -> bool {
         self.min_block != 1 || self.max_payload < wire::PAYLOAD_DEFAULT

@@ -1,8 +1,8 @@
 //! `Handshake`: server side of the fixed newstyle negotiation, as a state machine without IO.
 //!
 //! The caller sends what [`Handshake::start`] appends, then feeds every byte that the client sends
-//! and sends every byte that is appended, until the outcome is neither `NeedMore` nor `Reply`.
-//! Splitting the input differently changes nothing. No client can make the handshake hold more than
+//! and sends every byte that is appended, until the outcome is neither `NeedMore` nor `Reply`. How
+//! the input is split makes no difference. No client can make the handshake hold more than
 //! [`OPTION_DATA_MAX`] bytes, read more than [`RECEIVED_MAX`] or answer more than [`OPTIONS_MAX`]
 //! options; the caller enforces timeouts. The listener's connections run it before the transmission
 //! phase.
@@ -11,7 +11,7 @@
 //! LIST_META_CONTEXT and SET_META_CONTEXT with one context, `base:allocation`. Everything else is
 //! answered with UNSUP, TLS included.
 //!
-//! Source: "Handshake", "Option types", "Option reply types" of the NBD specification.
+//! Source: "Handshake", "Option types" and "Option reply types" in the NBD specification.
 
 use super::export_info::{self, ExportInfo};
 use super::transmission::{Rules, Terms};
@@ -46,7 +46,7 @@ pub struct Negotiated {
     pub export: ExportInfo,
     /// Features that the client requested.
     pub terms: Terms,
-    /// The client requested to omit the 124 zeroes after EXPORT_NAME.
+    /// The client asked to omit the 124 zeroes after EXPORT_NAME.
     pub no_zeroes: bool,
 }
 
@@ -109,7 +109,7 @@ pub enum ProtocolError {
     /// EXPORT_NAME for an export whose description violates the protocol.
     #[error("the export cannot be served: {0}")]
     BadExport(export_info::BadExport),
-    /// Input after the end of the handshake, which is an error by the caller.
+    /// Input after the end of the handshake, which is a bug in the caller.
     #[error("the handshake is over")]
     Over,
 }
@@ -254,7 +254,7 @@ impl Handshake {
         }
     }
 
-    /// Moves bytes from `rest` to the buffer until it holds `want` bytes. Returns true when it
+    /// Moves bytes from `rest` to the buffer until it holds `want` bytes. Returns true once it
     /// does.
     fn gather(&mut self, rest: &mut &[u8], want: usize) -> bool {
         let missing = want.saturating_sub(self.buf.len());

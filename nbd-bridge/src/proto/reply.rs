@@ -1,9 +1,9 @@
 //! Headers of replies.
 //!
-//! The data of a read is sent after its header, from where the device put it, without allocation.
-//! [`success`], [`failure`] and [`read_head`] choose between the forms as the NBD specification
-//! requires: once structured replies are negotiated, a read is never answered by a simple reply,
-//! and errors are sent as chunks because these can carry the reason.
+//! The data of a read is sent after its header, directly from where the device put it. [`success`],
+//! [`failure`] and [`read_head`] choose between the forms as the NBD specification requires: once
+//! structured replies are negotiated, a read is never answered with a simple reply, and errors are
+//! sent as chunks because these can carry the reason.
 //!
 //! Source: "Simple reply message", "Structured reply chunk message", "Structured reply types".
 
@@ -16,7 +16,7 @@ use super::wire::{
 
 /// Maximum length of an error message; longer ones are truncated.
 const MESSAGE_MAX: usize = 100;
-/// Size that fits any header: an error chunk with its code, the length of its message, and the
+/// Enough space for any header: an error chunk with its code, the length of its message, and the
 /// message.
 pub const ROOM: usize = ExtendedChunkHeader::LEN + 4 + 2 + MESSAGE_MAX;
 
@@ -56,7 +56,7 @@ pub struct Answered {
 struct Chunk {
     last: bool,
     kind: u16,
-    /// Bytes of payload.
+    /// Length of the payload.
     len: u32,
 }
 
@@ -104,7 +104,7 @@ impl Head {
 }
 
 /// Reply to a successful request without data: write, flush, trim, cache, write zeroes. It is a
-/// simple reply unless headers are extended: both other forms allow it, and it is shortest.
+/// simple reply unless headers are extended: both other forms allow it, and it is the shortest.
 pub fn success(of: Answered) -> Head {
     match of.form {
         Form::Extended => {
@@ -114,7 +114,7 @@ pub fn success(of: Answered) -> Head {
     }
 }
 
-/// Reply to a failed request of any kind. `message` is for users and not sent in simple replies.
+/// Reply to a failed request of any kind. `message` is for users and is not sent in simple replies.
 pub fn failure(of: Answered, error: NbdError, message: &str) -> Head {
     if of.form == Form::Simple {
         return Head::simple(of.cookie, error.code());
@@ -127,7 +127,7 @@ pub fn failure(of: Answered, error: NbdError, message: &str) -> Head {
     Head::chunk(of, Chunk { last: true, kind: reply_type::ERROR, len }, parts)
 }
 
-/// Size of an extent of a block status in bytes.
+/// Size in bytes of an extent in a block status reply.
 pub const fn extent_len(form: Form) -> usize {
     if matches!(form, Form::Extended) { 16 } else { 8 }
 }

@@ -1,12 +1,12 @@
 //! Requests of the transmission phase, and their validation.
 //!
-//! [`Request::decode`] decodes a request of 28 bytes, [`ExtendedRequest::decode`] one of 32 bytes.
+//! [`Request::decode`] decodes a 28-byte request, [`ExtendedRequest::decode`] a 32-byte one.
 //! [`Rules::check`] returns the operation to run or the refusal, including how to treat the payload
-//! that follows a refused write. No allocation; `Rules` is a small `Copy` struct that a connection
-//! keeps next to its buffers. A validated request is within the export, uses offered features and
-//! has a bounded length. It is aligned if the client asked for the block sizes; other clients may
-//! request any bytes, and are served with whole blocks internally. Called once per request by the
-//! connection code.
+//! that follows a refused write. Nothing is allocated; `Rules` is a small `Copy` struct that a
+//! connection keeps next to its buffers. A validated request is within the export, uses offered
+//! features and has a bounded length. It is aligned if the client asked for the block sizes; other
+//! clients may request any byte range, and are served with whole blocks internally. Called once per
+//! request by the connection code.
 //!
 //! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
 //! constraints" of the NBD specification.
@@ -83,7 +83,7 @@ pub enum AfterRefusal {
 /// A request that must not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error of the reply.
+    /// The error to reply with.
     pub error: NbdError,
     /// The reason, for the message of a structured error and for the log.
     pub reason: &'static str,
@@ -113,7 +113,7 @@ pub struct Rules {
     /// Parts of blocks cannot be changed.
     shared_writes: bool,
     max_payload: u32,
-    /// Advertised transmission flags; a feature without its flag is refused.
+    /// Advertised transmission flags; a feature that is not advertised is refused.
     flags: u16,
 }
 
@@ -333,7 +333,7 @@ impl Validated {
     /// Returns the number of payload bytes that follow the request on the stream.
     pub fn payload(&self) -> u32 {
         let len = if self.op == Op::Write { self.len } else { 0 };
-        // A write is at most the maximum payload.
+        // A write's length is at most the maximum payload.
         u32::try_from(len).unwrap_or(u32::MAX)
     }
 }

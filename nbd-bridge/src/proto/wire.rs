@@ -15,7 +15,7 @@ pub const PAYLOAD_DEFAULT: u32 = 32 << 20;
 pub const CHUNK_MAX: u32 = 32 << 20;
 /// Largest minimum block size that may be advertised.
 pub const MIN_BLOCK_MAX: u32 = 1 << 16;
-/// Zeroes after the reply to `NBD_OPT_EXPORT_NAME` unless both sides agreed to omit them.
+/// Zero bytes after the `NBD_OPT_EXPORT_NAME` reply unless both sides agreed to omit them.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// Magic numbers.
@@ -118,7 +118,7 @@ pub mod rep {
     pub const INFO: u32 = 3;
     /// `NBD_REP_META_CONTEXT`.
     pub const META_CONTEXT: u32 = 4;
-    /// The bit that makes a reply type an error.
+    /// The bit that marks a reply type as an error.
     pub const ERROR_BIT: u32 = 1 << 31;
     /// `NBD_REP_ERR_UNSUP`.
     pub const ERR_UNSUP: u32 = ERROR_BIT + 1;
@@ -182,15 +182,15 @@ pub mod cmd_flags {
     pub const REQ_ONE: u16 = 1 << 3;
     /// `NBD_CMD_FLAG_FAST_ZERO`.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: with extended headers, the length is that of a payload.
+    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: with extended headers, `len` is the length of the payload.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
-/// Metadata context of this server.
+/// The metadata context that this server supports.
 pub mod base_allocation {
     /// Name of the context.
     pub const NAME: &str = "base:allocation";
-    /// Query for all contexts of the namespace.
+    /// Query for all contexts in the namespace.
     pub const NAMESPACE: &str = "base:";
     /// ID of the context in replies.
     pub const ID: u32 = 1;
@@ -243,7 +243,7 @@ pub enum NbdError {
 }
 
 impl NbdError {
-    /// All errors, in the order of their codes.
+    /// All errors, in order of their codes.
     pub const ALL: [Self; 8] = [
         Self::Perm,
         Self::Io,
@@ -255,13 +255,13 @@ impl NbdError {
         Self::Shutdown,
     ];
 
-    /// Returns the code on the wire.
+    /// Returns the error's wire code.
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// Returns the error for a code on the wire; None for 0 and for codes that the specification
-    /// does not list.
+    /// Returns the error for a wire code; None for 0 and for codes that the specification does not
+    /// list.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|e| e.code() == code)
     }
@@ -296,7 +296,7 @@ pub(crate) fn clip(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }
 
-/// Splits `N` bytes off the front. The headers below are decoded with it field by field.
+/// Splits `N` bytes off the front. The headers below use it to decode field by field.
 pub(crate) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (head, rest) = bytes.split_first_chunk::<N>()?;
     *bytes = rest;
@@ -386,7 +386,7 @@ head! {
 }
 
 head! {
-    /// Header of a request; after it, a write has `len` bytes of data.
+    /// Header of a request; for a write, `len` bytes of data follow.
     RequestHeader, 28, magic::REQUEST as u32, {
         /// [`cmd_flags`].
         flags: u16,
@@ -402,7 +402,7 @@ head! {
 }
 
 head! {
-    /// Extended header of a request; after it, a write has `len` bytes of data.
+    /// Extended header of a request; for a write, `len` bytes of data follow.
     ExtendedRequest, 32, magic::EXTENDED_REQUEST as u32, {
         /// [`cmd_flags`].
         flags: u16,

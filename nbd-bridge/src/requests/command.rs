@@ -1,4 +1,4 @@
-//! Client's request as parsed, and the operation that it needs from the device.
+//! A parsed client request, and the operation that it needs from the device.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::extents;
@@ -7,8 +7,8 @@ use crate::cut::Cut;
 use crate::proto::wire::MIN_BLOCK_MAX;
 use crate::proto::{Op, Validated};
 
-/// Maximum range of one extents request: with whole blocks at both ends, its length is a 32-bit
-/// number. The answer may cover less or more than that.
+/// Maximum range of one extents request: its length fits in 32 bits, with whole blocks at both
+/// ends. The answer may cover less or more than that.
 const STATUS_MAX: u64 = (1 << 32) - 2 * MIN_BLOCK_MAX as u64;
 
 /// A parsed request; does not change while the request is in flight.
@@ -31,7 +31,7 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Creates the command of a valid request to an export with this minimum block size.
+    /// Creates the command for a valid request to an export with this minimum block size.
     pub(crate) fn new(request: &Validated, min_block: u32) -> Self {
         let Validated { op, cookie, offset, len: asked, one, one_chunk, .. } = *request;
         let len = if op == Op::BlockStatus { asked.min(STATUS_MAX) } else { asked };
@@ -40,7 +40,7 @@ impl Command {
         Self { cookie, op, io, flags, first_extent_only: one, one_chunk, offset, len, asked, cut }
     }
 
-    /// Creates the command of a request that only receives an error reply.
+    /// Creates the command for a request that only receives an error reply.
     pub(crate) const fn refused(cookie: u64, offset: u64) -> Self {
         Self {
             cookie,
@@ -65,7 +65,7 @@ impl Command {
         self.op
     }
 
-    /// Operation for the device; None when the device is not involved.
+    /// Operation for the device; None if the device is not involved.
     pub(crate) fn io(&self) -> Option<IoOp> {
         self.io
     }
@@ -89,7 +89,7 @@ impl Command {
         self.one_chunk
     }
 
-    /// First requested byte.
+    /// Offset of the first requested byte.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

@@ -1,4 +1,4 @@
-//! Writes of a request to parts of blocks: their progress and their memory.
+//! A request's writes to parts of blocks: their progress and their memory.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::cut::Cut;
 /// Progress of a write to part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fragment {
-    /// No such write, its bytes have not been received yet, or it has completed.
+    /// There is no such write, its bytes have not been received yet, or it has completed.
     None,
     /// Waiting for its turn.
     Waiting,
-    /// Its turn has come, but the device queue was full when the read of the block was submitted.
+    /// Its turn has come, but the device queue was too full for the read of the block.
     ToRead,
     /// The block is being read.
     Reading,
@@ -39,7 +39,7 @@ impl Fragment {
         matches!(self, Self::Reading | Self::Dropped | Self::Writing | Self::WritingPart)
     }
 
-    /// Whether the fragment waits for other requests, or for room in the device queue.
+    /// Whether the fragment is waiting for other requests, or for room in the device queue.
     pub(crate) fn waits(self) -> bool {
         matches!(self, Self::Waiting | Self::ToRead | Self::ToWrite)
     }
@@ -84,7 +84,7 @@ impl Fragments {
         self.states.get(which).is_some_and(|state| state.is_at_device())
     }
 
-    /// Whether a fragment waits for other requests, or for room in the device queue.
+    /// Whether a fragment is waiting for other requests, or for room in the device queue.
     pub(crate) fn any_waits(&self) -> bool {
         self.states.iter().any(|state| state.waits())
     }
@@ -94,7 +94,7 @@ impl Fragments {
         self.whole_blocks
     }
 
-    /// Restarts a fragment without a partial write, which the device has rejected.
+    /// Restarts a fragment without a partial write, because the device has rejected one.
     pub(crate) fn retry_whole(&mut self, which: usize) {
         (self.states[which], self.whole_blocks) = (Fragment::ToRead, true);
     }
@@ -137,7 +137,7 @@ impl Fragments {
     }
 }
 
-/// Returns the block that a fragment changes in part.
+/// Returns the block that a fragment partly changes.
 pub(crate) fn block_of(cut: &Cut, which: usize) -> Range<u64> {
     let start = cut.rest[which].start / cut.block * cut.block;
     start..start + cut.block

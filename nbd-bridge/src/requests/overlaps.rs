@@ -1,13 +1,13 @@
-//! Waits between a request and the requests that overlap it.
+//! Waits between a request and those that overlap it.
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Waits of a request for overlapping requests, and of overlapping requests for this one.
+/// Whether a request waits for overlapping requests, and whether any of those wait for it.
 #[derive(Debug)]
 pub(crate) struct Overlaps {
     /// Waiting for orphaned writes; no part has been submitted.
     deferred: bool,
-    /// The request is an orphaned write itself, and is listed in the group's table.
+    /// The request is itself an orphaned write, and is listed in the group's table.
     orphaned: bool,
     /// The ready bytes wait for changes to parts of blocks.
     queued: bool,
@@ -35,7 +35,7 @@ impl Overlaps {
         self.deferred = true;
     }
 
-    /// Ends the wait for orphaned writes. Returns true when the request was deferred.
+    /// Ends the wait for orphaned writes. Returns true if the request was deferred.
     pub(crate) fn undefer(&mut self) -> bool {
         let deferred = std::mem::take(&mut self.deferred);
         if deferred {
@@ -70,7 +70,7 @@ impl Overlaps {
         std::mem::take(&mut self.queued)
     }
 
-    /// Records that the turn of the queued bytes has come; changes behind them wait.
+    /// Records that it is the queued bytes' turn; changes behind them wait.
     pub(crate) fn start_turn(&mut self) {
         (self.queued, self.awaited) = (false, true);
     }
@@ -88,7 +88,7 @@ impl Overlaps {
         self.awaited = false;
     }
 
-    /// Returns the time since the first call after the wait began.
+    /// Returns the time since this was first called after the wait began.
     pub(crate) fn waited(&mut self, now: Instant) -> Duration {
         now.since(*self.since.get_or_insert(now))
     }

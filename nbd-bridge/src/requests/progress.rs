@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-/// Bytes of a request that are ready for the device, and bytes that have been submitted.
+/// Which bytes of a request are ready for the device, and which have been submitted.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// Bytes that may be submitted to the device: all bytes, or the payload received so far.
@@ -19,13 +19,13 @@ pub(crate) struct Progress {
     cursor: (usize, usize),
     /// Number of IOs in flight plus open fragments.
     pending: u32,
-    /// `ready` will not grow anymore. The payload of a large write arrives piece by piece, and a
-    /// long read is also done in pieces.
+    /// `ready` will not grow anymore. Until then, it grows as the payload of a large write arrives,
+    /// or as a long read proceeds to the next piece.
     complete: bool,
 }
 
 impl Progress {
-    /// Progress of a request without bytes.
+    /// Progress of a request that has no bytes.
     pub(crate) const fn none() -> Self {
         Self { ready: 0, handed: 0, piece: 0, base: 0, cursor: (0, 0), pending: 0, complete: true }
     }
@@ -104,7 +104,7 @@ impl Progress {
         self.complete = self.ready == len;
     }
 
-    /// Returns to the start of the current piece of a read, which is no longer ready.
+    /// Returns to the start of the current piece of a read, making the piece no longer ready.
     pub(crate) fn forget_piece(&mut self) {
         (self.ready, self.handed, self.complete) = (self.base, self.base, false);
     }
@@ -125,7 +125,7 @@ impl Progress {
         self.pending += 1;
     }
 
-    /// Moves the cursor over submitted bytes of the current part, whose length is `part`.
+    /// Moves the cursor past submitted bytes of the current part, whose length is `part`.
     pub(crate) fn move_cursor(&mut self, len: u32, part: usize) {
         self.cursor.1 += len as usize;
         if self.cursor.1 == part {

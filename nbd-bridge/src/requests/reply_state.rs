@@ -10,9 +10,9 @@ use crate::status::{nbd_error, reason};
 pub(crate) enum Late {
     /// Within the limit.
     No,
-    /// Overdue; the client is sent an error once the payload has been received.
+    /// Overdue; an error is sent to the client once the payload has been received.
     Noted,
-    /// The error reply is on its way to the client, while the device still works on the request.
+    /// The error reply is on its way to the client; the device is still working on the request.
     GivenUp,
     /// The reply has been sent, or the client has disconnected.
     Told,
@@ -39,7 +39,7 @@ impl ReplyState {
         self.status
     }
 
-    /// Records a status, unless the request has failed before.
+    /// Records a status, unless the request has already failed.
     pub(crate) fn note(&mut self, status: IoStatus) {
         if self.status.is_ok() {
             self.status = status;

@@ -55,7 +55,7 @@ pub(crate) struct NbdRow {
 }
 
 impl NbdRow {
-    /// Creates an unused row, whose list of parts has no capacity yet.
+    /// Creates an unused row whose list of parts has no capacity yet.
     pub(super) const fn empty() -> Self {
         Self {
             conn: ConnId { slot: 0, generation: 0 },
@@ -90,7 +90,7 @@ impl NbdRow {
         &self.command.cut().span
     }
 
-    /// Converts an offset range within the whole blocks into a range of the device.
+    /// Converts an offset range within the whole blocks into a range on the device.
     pub(crate) fn blocks(&self, from: u64, to: u64) -> Range<u64> {
         let start = self.command.cut().whole.start;
         start + from..start + to
@@ -140,7 +140,7 @@ impl NbdRow {
         forgets
     }
 
-    /// Number of bytes from the current piece of a read to the end.
+    /// Number of bytes from the start of the current piece of a read to the end.
     pub(crate) fn unsent(&self) -> u64 {
         self.command.whole_len() - self.progress.current_piece().start
     }
@@ -241,7 +241,7 @@ impl NbdRow {
     }
 
     /// Whether the losses must be counted again before a change is answered. A loss since the first
-    /// of the row's IOs completed may have taken the data of that IO and may have been reported
+    /// of the row's IOs completed may have affected the data of that IO and may have been reported
     /// already, so flushes after the answer must report it again. Losses of individual writes and
     /// these repetitions do not count.
     pub(crate) fn must_repeat_loss(&mut self, losses: &Losses) -> bool {

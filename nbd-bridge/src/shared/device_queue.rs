@@ -1,4 +1,4 @@
-//! Device of a shard, and the rows that wait for room in its queue.
+//! A shard's device, and the rows that wait for room in the device's queue.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
 
 use crate::requests::{NbdRow, Requests};
 
-/// Device with the rows that wait for room in its queue.
+/// A device, with the rows that wait for room in its queue.
 #[derive(Debug)]
 pub(crate) struct DeviceQueue {
     device: Box<dyn BlockDevice>,
@@ -58,7 +58,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Submits as many bytes of the waiting rows as the device accepts now. Returns true if the
+    /// Submits as many of the waiting rows' bytes as the device accepts now. Returns true if the
     /// device accepted any.
     pub(super) fn submit_waiting(&mut self, requests: &mut Requests) -> bool {
         let mut any = false;
@@ -75,7 +75,7 @@ impl DeviceQueue {
         any
     }
 
-    /// Submits a row's ready bytes. Returns false when the device queue is full.
+    /// Submits a row's ready bytes. Returns false if the device queue is full.
     fn submit(&mut self, index: u32, row: &mut NbdRow) -> bool {
         let Some(op) = row.command.io() else { return true };
         let io_max = io_max(self.device.geometry(), op);
@@ -116,12 +116,12 @@ impl DeviceQueue {
     }
 }
 
-/// Number of bytes of the next IO: `left`, limited to `io_max`.
+/// Number of bytes for the next IO: `left`, limited to `io_max`.
 fn least(io_max: u32, left: u64) -> u32 {
     u32::try_from(left).map_or(io_max, |left| left.min(io_max))
 }
 
-/// Maximum number of bytes per IO, in whole blocks. A flush has no bytes.
+/// Maximum number of bytes per IO, a multiple of the block size. A flush has no bytes.
 fn io_max(geometry: &Geometry, op: IoOp) -> u32 {
     let bytes = match op {
         IoOp::Read | IoOp::Write => geometry.io_max,

@@ -1,9 +1,9 @@
 //! Changes to parts of blocks (fragments), and the changes that wait for them.
 //!
-//! If the device supports partial writes, a fragment is one such write, which undoes no concurrent
-//! change to the block, not even one by another user of the device. Otherwise the block is read,
-//! modified and written back. In both cases the fragment is serialized with other changes to the
-//! block, using the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop
+//! If the device supports partial writes, a fragment is one such write, which does not undo
+//! concurrent changes to the block, even those by other users of the device. Otherwise the block is
+//! read, modified and written back. In both cases the fragment is serialized with other changes to
+//! the block, using the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop
 //! supporting partial writes.
 //!
 //! Each fragment of a row has two blocks of memory: the block that is read and written, and behind
@@ -17,8 +17,8 @@ use rtrs_core::status::IoStatus;
 use super::Shared;
 use crate::requests::{Fragment, block_of};
 
-/// Bit position of the fragment's index (counted from 1) in the tag of an IO; the row number is
-/// below it.
+/// Bit position of the fragment's index (counted from 1) in an IO's tag; the row number is below
+/// it.
 pub(super) const WHICH_SHIFT: u32 = 32;
 
 impl Shared {
@@ -48,7 +48,7 @@ impl Shared {
     }
 
     /// Starts fragments and rows whose turn has come, and retries those that found the device queue
-    /// full. Returns true when anything happened.
+    /// full. Returns true if anything was done.
     pub(super) fn advance_turns(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
         while let Some(&index) = self.turns.waiting().get(at) {
@@ -83,7 +83,7 @@ impl Shared {
         any
     }
 
-    /// Submits the next IO of a fragment. Returns true when the device accepted it.
+    /// Submits the next IO of a fragment. Returns true if the device accepted it.
     fn submit_fragment(&mut self, index: u32, which: usize) -> bool {
         let row = self.requests.row(index);
         let geometry = self.queue.geometry();
@@ -147,8 +147,8 @@ impl Shared {
                 // Writing back the unmodified block must not count as success.
                 row.reply.note(IoStatus::Io);
             }
-            // The server supported partial writes when this write was submitted, and has been
-            // replaced since.
+            // The server supported partial writes when this write was submitted, but has since been
+            // replaced.
             Fragment::WritingPart if ok_so_far && status == IoStatus::Unsupported => {
                 row.fragments.retry_whole(which);
                 if !self.submit_fragment(index, which) {
@@ -173,7 +173,7 @@ impl Shared {
         self.turns.end_fragment(index, which);
     }
 
-    /// Drops the parts of a row that have not begun.
+    /// Drops those parts of a row that have not begun.
     pub(super) fn drop_turns(&mut self, index: u32) {
         self.turns.remove(index);
         self.turns.end_queued(index, self.requests.row(index));

@@ -2,9 +2,9 @@
 //!
 //! Such a state is logged and ends the connection that it concerns; the process keeps running,
 //! since it serves other volumes too. Memory that the device may still write to is never reused: a
-//! row with IO at the device keeps its memory, and its connection stays until the device has ended
-//! that IO. [`Bridge::check`](crate::Bridge::check) fails for every such state, so that tests and
-//! the simulator find the cause.
+//! row with IO at the device keeps its memory, and its connection is kept until the device has
+//! completed that IO. [`Bridge::check`](crate::Bridge::check) fails for every such state, so that
+//! tests and the simulator find the cause.
 
 use super::{Shared, row_of};
 use crate::requests::ConnId;
@@ -36,7 +36,7 @@ impl InternalErrors {
 }
 
 impl Shared {
-    /// Reports an impossible state, and closes the connection of the row.
+    /// Reports an impossible state, and closes the row's connection.
     pub(crate) fn internal_error(&mut self, row: u32, what: &'static str) {
         let (export, shard) = (self.terms.name(), self.seat.shard);
         tracing::error!(export, shard, row, what, "internal error");
@@ -58,8 +58,8 @@ impl Shared {
         has
     }
 
-    /// Prepares a row to be freed. Returns false when the row must stay because the device still
-    /// has its IO.
+    /// Prepares a row to be freed. Returns false if the row must be kept because its IO is still at
+    /// the device.
     pub(super) fn leave_tables(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         if row.progress.pending() > 0 {

@@ -1,11 +1,11 @@
-//! Orphaned writes of a shard, and the rows that wait for orphaned writes of any shard.
+//! A shard's orphaned writes, and its rows that wait for orphaned writes on any shard.
 
 use rtrs_core::block::IoOp;
 
 use crate::group::Seat;
 use crate::requests::{NbdRow, Requests};
 
-/// A shard's view of the orphaned writes of its device.
+/// A shard's view of its device's orphaned writes.
 #[derive(Debug)]
 pub(super) struct OrphanedWrites {
     seat: Seat,
@@ -14,7 +14,7 @@ pub(super) struct OrphanedWrites {
 }
 
 impl OrphanedWrites {
-    /// Creates the view of a shard with `rows` rows.
+    /// Creates the view for a shard with `rows` rows.
     pub(super) fn new(seat: Seat, rows: usize) -> Self {
         Self { seat, deferred: Vec::with_capacity(rows) }
     }
@@ -24,8 +24,8 @@ impl OrphanedWrites {
         &self.deferred
     }
 
-    /// Defers a row of which nothing has been submitted, if it overlaps an orphaned write. Returns
-    /// true when the row begins to wait.
+    /// Defers a row of which nothing has been submitted if it overlaps an orphaned write. Returns
+    /// true if the row begins to wait.
     pub(super) fn defer(&mut self, index: u32, row: &mut NbdRow) -> bool {
         let orphans = &self.seat.group.orphans;
         if orphans.is_empty() || rtrs_core::mutated!(NbdOrphanForgotten) {
@@ -49,7 +49,7 @@ impl OrphanedWrites {
     }
 
     /// Ends the wait of the first row, at or after position `at` in the list, whose bytes no
-    /// orphaned write can change anymore. Advances `at` to that row's position.
+    /// orphaned write can still change. Advances `at` to that row's position.
     pub(super) fn release(&mut self, at: &mut usize, requests: &mut Requests) -> Option<u32> {
         while let Some(&index) = self.deferred.get(*at) {
             let row = requests.row(index);
@@ -63,8 +63,8 @@ impl OrphanedWrites {
         None
     }
 
-    /// Adds a row to the orphaned writes if the device may still change bytes for it. Returns true
-    /// if it was added.
+    /// Adds a row to the orphaned writes if the device may still change bytes on its behalf.
+    /// Returns true if it was added.
     pub(super) fn add(&self, index: u32, row: &mut NbdRow) -> bool {
         let bytes = row.may_change().filter(|_| !row.overlaps.is_orphaned());
         let Some(bytes) = bytes else { return false };

@@ -1,7 +1,7 @@
-//! Turns of a shard's fragments and of the changes that overlap fragments of any shard.
+//! Turns of a shard's fragments, and of changes that overlap any shard's fragments.
 //!
-//! All turns are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges). This module
-//! manages the shard's own entries.
+//! All turns are in the device's list, [`Ranges`](rtrs_core::ranges::Ranges). This module manages
+//! the shard's own entries.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use rtrs_core::ranges::{Key, Piece};
 use crate::group::Seat;
 use crate::requests::{NbdRow, Requests};
 
-/// Maximum number of open fragments of a shard. Beyond it, requests with fragments wait.
+/// Maximum number of open fragments on a shard. Beyond that, requests with fragments wait.
 const FRAGMENTS_MAX: usize = 128;
 
 /// Decision on a row's ready bytes.
@@ -20,7 +20,7 @@ pub(super) enum Turn {
     Now,
     /// The bytes must wait.
     Queued,
-    /// The bytes join earlier bytes of the row, which already wait.
+    /// The bytes join earlier bytes of the row, which are already waiting.
     Joined,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Turns {
     seat: Seat,
     /// Number of open fragments.
     open: usize,
-    /// Rows with a part that waits for its turn, or for room in the device queue during its turn.
+    /// Rows with a part waiting for its turn or, during its turn, for room in the device queue.
     waiting: Vec<u32>,
 }
 
@@ -50,7 +50,7 @@ impl Turns {
         &self.waiting
     }
 
-    /// Adds a row to those with a waiting part.
+    /// Adds a row to the list of those with a waiting part.
     pub(super) fn wait(&mut self, index: u32) {
         if !self.waiting.contains(&index) {
             self.waiting.push(index);
@@ -62,7 +62,7 @@ impl Turns {
         self.waiting.remove(at);
     }
 
-    /// Removes a row from those with a waiting part.
+    /// Removes a row from the list of those with a waiting part.
     pub(super) fn remove(&mut self, index: u32) {
         self.waiting.retain(|row| *row != index);
     }
@@ -84,8 +84,8 @@ impl Turns {
         self.end(index, Piece::Fragment(which));
     }
 
-    /// Enters IO in flight on this shard that overlaps fragments added since the last look. Returns
-    /// true when there were such fragments.
+    /// Enters IO in flight on this shard that overlaps fragments added since the last call. Returns
+    /// true if there were such fragments.
     pub(crate) fn look(&self, requests: &mut Requests) -> bool {
         let (group, shard) = (&self.seat.group, self.seat.shard);
         let Some(round) = group.ranges.due(shard) else { return false };
@@ -118,7 +118,7 @@ impl Turns {
         Turn::Queued
     }
 
-    /// Whether the turn of this part of a row has come; then the part counts as running.
+    /// Whether the turn of this part of a row has come; if so, the part now counts as running.
     pub(super) fn start(&self, index: u32, piece: Piece) -> bool {
         self.seat.group.ranges.start(self.key(index, piece))
     }
@@ -130,7 +130,7 @@ impl Turns {
         }
     }
 
-    /// Ends the wait of fragments for a row that has no IO left at the device.
+    /// Lets fragments stop waiting for a row that has no IO left at the device.
     pub(super) fn end_running(&self, index: u32, row: &mut NbdRow) {
         let none_left = row.progress.all_handed() || row.overlaps.is_queued();
         if row.overlaps.is_awaited() && row.is_idle() && none_left {

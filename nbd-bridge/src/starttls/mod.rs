@@ -1,15 +1,15 @@
 //! TLS for NBD clients over TCP (NBD_OPT_STARTTLS), in front of the engine rather than within it.
 //!
-//! A connection whose client uses TLS, or may start it, is terminated by a thread of its own. The
+//! A connection whose client uses TLS, or may start it, is handled by a thread of its own. The
 //! engine is given the other end of a pair of unix sockets and is not aware of TLS. The thread
 //! first relays the option negotiation (`negotiate.rs`), then performs the TLS handshake, and
 //! finally moves bytes (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
 //!
 //! The engine may serve a client that reconnects only when it knows that the client's earlier
-//! connections have ended (`group`). The engine checks its own sockets for that, which here are not
-//! the client's. Therefore, before the first request of a connection is passed to the engine, the
-//! thread checks the clients of all other connections. For those that have disconnected, it shuts
-//! down the engine's end: requests that the engine has not read are not carried out.
+//! connections have ended (`group`). To find out, the engine checks its own sockets, but here these
+//! are not the client's. Therefore, before a connection's first request is passed to the engine,
+//! the thread checks the clients of all other connections. For those that have disconnected, it
+//! shuts down the engine's end: requests that the engine has not read are not carried out.
 
 mod negotiate;
 mod pipe;
@@ -40,7 +40,7 @@ use pipe::{Pipe, Wire};
 pub const RELAYS_MAX: usize = 128;
 /// Timeout of the TLS handshake. The engine enforces the timeout of the whole negotiation.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limits, in time and bytes, for reading from a refused client.
+/// Limits on the time and bytes spent on reading from a refused client.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
 /// Time for which loaded certificate files are used for new connections without being reread.
@@ -83,9 +83,9 @@ struct Open {
 }
 
 impl Open {
-    /// Makes room for a connection from this source. Evicts the oldest negotiating connection of
-    /// the source that has the most, so that silent clients do not keep others out. Returns false
-    /// if there is no room.
+    /// Makes room for a connection from this source, if necessary by evicting the oldest
+    /// negotiating connection of the source that has the most, so that silent clients do not keep
+    /// others out. Returns false if there is no room.
     fn make_room(&mut self, source: Source, max: usize, now: Instant) -> bool {
         let negotiating = usize::try_from(self.negotiating.total()).unwrap_or(usize::MAX);
         if self.served + negotiating < max {
@@ -130,7 +130,7 @@ struct Loaded {
     failing: LogLimit,
 }
 
-/// Connections of a listener whose clients use TLS or may use it.
+/// Connections on a listener whose clients use TLS or may use it.
 pub struct Relays {
     mode: TlsMode,
     dir: TlsDir,
@@ -225,8 +225,8 @@ impl Relays {
         lock(&self.open).ends.len()
     }
 
-    /// Stops accepting clients, and closes connections that are not served yet. The others end when
-    /// the engine closes its end and the client has received the last replies.
+    /// Stops accepting clients, and closes connections that are not being served yet. The others
+    /// end when the engine closes its end and the client has received the last replies.
     pub fn stop(&self) {
         let mut open = lock(&self.open);
         open.stopping = true;
@@ -332,8 +332,8 @@ impl Relays {
     }
 
     /// Returns the certificates for a new connection. The files are reread, so that renewals and
-    /// revocations take effect without a restart; if a file is invalid, the former contents remain
-    /// in use. Our own certificate may expire while in use: revocations take effect even then.
+    /// revocations take effect without a restart; if a file is invalid, the old contents remain in
+    /// use. Our own certificate may expire while in use: revocations take effect even then.
     fn config(&self) -> TlsServerConfig {
         let mut loaded = lock(&self.loaded);
         let now = Clock.now();
@@ -419,7 +419,7 @@ impl fmt::Debug for Relays {
     }
 }
 
-/// Guard that removes a connection from the list and closes it when it ends, for whatever reason.
+/// Guard that closes a connection and removes it from the list when its thread ends for any reason.
 struct Gone<'a>(&'a Relays, &'a Arc<Ends>);
 
 impl Drop for Gone<'_> {

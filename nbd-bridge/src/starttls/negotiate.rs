@@ -1,12 +1,12 @@
 //! Option negotiation until the connection can be piped, over TLS or plain. No sockets, no TLS.
 //!
-//! The negotiation sits between client and engine. It forwards the engine's greeting and the
-//! client's flags, then one option at a time with its replies, so that it always knows which side
-//! sends next. It answers STARTTLS itself, and in the mode `require` also every option that comes
+//! The negotiation sits between the client and the engine. It forwards the engine's greeting and
+//! the client's flags, then one option at a time with its replies, so that it always knows which
+//! side sends next. It answers STARTTLS itself, and in `require` mode also every option that comes
 //! before STARTTLS. It reads exactly the bytes of each option: plain text that a client or an
 //! attacker sends after STARTTLS is left for TLS, which refuses it.
 //!
-//! Source: "Handshake", "TLS support" and "Option types" of the NBD specification.
+//! Source: "Handshake", "TLS support" and "Option types" in the NBD specification.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -28,7 +28,7 @@ pub enum TlsMode {
 pub(super) enum Next {
     /// STARTTLS was acknowledged: the client's next byte belongs to TLS.
     Handshake,
-    /// All further bytes are exchanged between client and engine.
+    /// All further bytes are exchanged between the client and the engine.
     Pipe,
     /// The client ended the handshake.
     Over,
@@ -37,7 +37,7 @@ pub(super) enum Next {
 /// Reason why a negotiation ended.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A socket error, or an end of stream in the middle of a message.
+    /// A socket error, or the end of a stream in the middle of a message.
     Io(io::Error),
     /// The client violated the protocol.
     Protocol(&'static str),
@@ -114,7 +114,7 @@ impl Negotiation {
             let wrong = |_| Stop::Protocol("wrong magic in an option header");
             let OptionHeader { option, len } = OptionHeader::decode(&head).map_err(wrong)?;
             if option == opt::ABORT {
-                // Data of an ABORT is to be ignored.
+                // The data of an ABORT is to be ignored.
                 reply(client, |out| put_reply(out, option, rep::ACK, &[]))?;
                 return Ok(Next::Over);
             }

@@ -1,4 +1,4 @@
-//! Moves bytes between a client, over TLS or plain, and the engine, until both have ended.
+//! Moves bytes between a client (over TLS or in the clear) and the engine, until both have ended.
 //!
 //! The thread polls both sockets. Each direction has one buffer, which is filled only when it is
 //! empty, so a side that does not read stops the other. A client that reads nothing for
@@ -16,7 +16,7 @@ use crate::conn::STALL_TIMEOUT;
 
 /// Size of a buffer: several TLS records.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Maximum number of buffers moved in one direction before the other direction gets its turn.
+/// Maximum number of buffers moved in one direction before it is the other direction's turn.
 const ROUNDS_MAX: usize = 16;
 
 /// Transport to the client.
@@ -73,7 +73,7 @@ impl Buffer {
 enum Moved {
     /// The socket would block.
     Blocked,
-    /// More bytes can perhaps be moved immediately.
+    /// Another attempt may move more bytes immediately.
     Some,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct Pipe<'a> {
     engine_ended: bool,
     /// The end of the engine's stream was passed to the client.
     client_told: bool,
-    /// Time since which the client has received nothing although bytes were pending.
+    /// Start of the period in which the client has received nothing despite pending bytes.
     stalled: Option<Instant>,
 }
 
@@ -179,8 +179,8 @@ impl<'a> Pipe<'a> {
         };
         loop {
             match inward.fill(&mut conn.reader()) {
-                // The end, with or without close_notify: NBD requests have lengths, so truncation
-                // is noticed.
+                // End of stream, with or without close_notify: NBD requests have lengths, so
+                // truncation is noticed.
                 Ok(0) => {
                     self.client_ended = true;
                     return Ok(Moved::Some);
@@ -201,7 +201,7 @@ impl<'a> Pipe<'a> {
                     Err(error) => return blocked(error),
                 }
             }
-            // Reading zero bytes is how rustls learns of the end.
+            // Reading zero bytes is how rustls learns of the end of the stream.
             let count = conn.read_tls(&mut raw.filled())?;
             raw.consume(count);
             if let Err(error) = conn.process_new_packets() {
@@ -219,7 +219,7 @@ impl<'a> Pipe<'a> {
                 Ok(count) => self.inward.consume(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The engine accepts no more. Its last replies may still arrive.
+                // The engine accepts no more bytes. Its last replies may still arrive.
                 Err(_) => {
                     self.inward.clear();
                     (self.client_ended, self.engine_told) = (true, true);

@@ -1,5 +1,5 @@
 //! Tests of requests that the device gives up on: their clients receive an error immediately, and
-//! whatever the device still does with the requests is harmless.
+//! whatever the device does with the requests afterwards is harmless.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const NEW: [u8; 4096] = [2; 4096];
 const EIO: u32 = 5;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two shards of a device, the first of which holds its IO.
+/// Creates two shards of a device, the first of which holds its IO.
 fn held(config: BridgeConfig) -> (Two, Client) {
     let mut two = Two::with(config);
     let client = two.shards[0].client();
@@ -23,13 +23,13 @@ fn held(config: BridgeConfig) -> (Two, Client) {
     (two, client)
 }
 
-/// Makes the device give up on everything in flight at shard 0.
+/// Makes the device give up on everything in flight on shard 0.
 fn give_up(two: &mut Two) {
     two.shards[0].switches.give_up.store(true, SeqCst);
     two.settle();
 }
 
-/// Returns cookie and error of the next reply; None when everything is idle without a reply.
+/// Returns the cookie and error of the next reply; None if everything is idle without a reply.
 fn next(two: &mut Two, client: &mut Client) -> Option<(u64, u32)> {
     two.settle();
     let reply = client.try_reply(|_| 0).ok()?;
@@ -206,8 +206,8 @@ fn an_overdue_write_is_answered_once_its_payload_arrived() {
     end(two, vec![client]);
 }
 
-/// The rest of a payload arrives after the overdue IO of its beginning has ended, while the partial
-/// block at its end or beginning still waits for its turn.
+/// The rest of a payload arrives after the overdue IO for its first part has ended, while the
+/// partial block at its start or end is still waiting.
 #[test]
 fn an_overdue_write_with_only_a_blocked_part_completes() {
     for last in [false, true] {

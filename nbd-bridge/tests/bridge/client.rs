@@ -1,4 +1,4 @@
-//! An NBD client at the byte level: tests choose what it sends, valid or not.
+//! A byte-level NBD client: tests choose what it sends, valid or not.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -46,7 +46,7 @@ pub(crate) fn go(name: &str) -> Vec<u8> {
     option(7, &data)
 }
 
-/// Same as [`go`], for a client that requests the block sizes.
+/// Same as [`go`], but for a client that requests the block sizes.
 pub(crate) fn go_asking(name: &str) -> Vec<u8> {
     let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
     data.extend(name.as_bytes());
@@ -135,7 +135,7 @@ impl Client {
         Self::past_handshake(stream, true)
     }
 
-    /// Sends a request with an extended header and returns type and payload of the reply.
+    /// Sends a request with an extended header and returns the type and payload of the reply.
     pub(crate) fn ask(
         &mut self,
         command: u16,
@@ -159,7 +159,7 @@ impl Client {
         (u16::from_be_bytes([head[6], head[7]]), data)
     }
 
-    /// Creates a client for a socket that needs no handshake.
+    /// Creates a client on a socket that needs no handshake.
     pub(crate) fn past_handshake(stream: UnixStream, structured: bool) -> Self {
         Self { stream, structured, partial: HashMap::new() }
     }
@@ -226,7 +226,7 @@ impl Client {
         Ok(Reply { cookie, error, data: Vec::new() })
     }
 
-    /// Reads the chunk that begins with `magic`: cookie, whether it is the last, type and payload.
+    /// Reads a chunk that begins with `magic`: cookie, whether it is the last, type and payload.
     fn chunk(&mut self, magic: [u8; 4]) -> io::Result<(u64, bool, u16, Vec<u8>)> {
         assert_eq!(u32::from_be_bytes(magic), 0x668e_33ef, "magic of a reply");
         assert!(self.structured, "chunks were not negotiated");
@@ -254,7 +254,7 @@ impl Client {
         assert_eq!(self.reply(|_| 0), Reply { cookie: 8, error: 0, data: Vec::new() });
     }
 
-    /// Returns the error of a request without data.
+    /// Sends a request without data and returns the error in its reply.
     pub(crate) fn error_of(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> u32 {
         self.send(command, flags, 9, offset, len);
         let reply = self.reply(|_| 0);
@@ -287,7 +287,7 @@ pub(crate) fn is_closed(stream: &mut UnixStream) -> bool {
     }
 }
 
-/// Bytes that depend on position and seed.
+/// Returns bytes that depend on the position and the seed.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);

@@ -1,4 +1,4 @@
-//! A block device in memory with switches: slow, out of order, failing, with a short queue, held.
+//! An in-memory block device with switches: slow, out of order, failing, with a short queue, held.
 //!
 //! Bytes move when an IO completes, not when it is submitted, so a buffer that is reused too early
 //! shows up as wrong data.
@@ -15,16 +15,16 @@ use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// Switches and counters, shared with the test.
+/// Switches and counters shared with the test.
 #[derive(Debug, Default)]
 pub(crate) struct Switches {
     /// May be shared by several devices.
     pub(crate) disk: Arc<Mutex<Vec<u8>>>,
     /// Nothing completes while this is set.
     pub(crate) hold: AtomicBool,
-    /// IO in flight is reported as given up; cleared after the report.
+    /// IO in flight is reported as abandoned; cleared after the report.
     pub(crate) give_up: AtomicBool,
-    /// Every IO completes twice, and IOs that were never submitted are given up.
+    /// Every IO completes twice, and IOs that were never submitted are reported as abandoned.
     pub(crate) lie: AtomicBool,
     /// The newest IO completes first.
     pub(crate) reverse: AtomicBool,
@@ -45,13 +45,13 @@ pub(crate) struct Switches {
     /// Answer to extents requests in place of the real one: 1 not supported, 2 garbage, 3 a hole up
     /// to the end of the device.
     pub(crate) extents: AtomicU32,
-    /// Bytes for the answer of the last extents request.
+    /// Number of bytes available for the answer to the last extents request.
     pub(crate) extents_room: AtomicUsize,
     /// Size in bytes that takes effect in the next turn; 0 for no change.
     pub(crate) resize: AtomicU64,
     /// Block size in bytes that takes effect in the next turn; 0 for no change.
     pub(crate) reblock: AtomicU32,
-    /// Partial writes are refused, whatever the geometry says.
+    /// Partial writes are refused, regardless of the geometry.
     pub(crate) no_partial: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! A bridge on a real ring, running in its own thread, with the queries that tests need.
+//! A bridge on a real ring, running in its own thread, with the queries needed by tests.
 
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -90,8 +90,7 @@ impl Shard for TestShard {
     }
 }
 
-/// Returns a geometry of 64 MiB with every feature; each discard or zeroing IO covers at most 1
-/// MiB.
+/// Returns a 64 MiB geometry with every feature; each discard or zeroing IO covers at most 1 MiB.
 pub(crate) fn geometry() -> Geometry {
     Geometry {
         discard: true,
@@ -106,7 +105,7 @@ pub(crate) fn geometry() -> Geometry {
     }
 }
 
-/// Returns small limits that tests can reach: pieces of 32 MiB and eight connections.
+/// Returns limits low enough for tests to reach: pieces of 32 MiB and eight connections.
 pub(crate) fn config() -> BridgeConfig {
     BridgeConfig {
         buffer_bytes: 145 * (260 << 10),
@@ -131,7 +130,7 @@ impl Fixture {
         Self::seated(geometry, config, Seat::alone(), Arc::default(), 0)
     }
 
-    /// Creates a shard with `others` bridges of other devices that use the same memory.
+    /// Creates a shard on which the bridges of `others` other devices use the same memory.
     pub(crate) fn beside(others: usize, geometry: Geometry, config: BridgeConfig) -> Self {
         Self::seated(geometry, config, Seat::alone(), Arc::default(), others)
     }
@@ -191,7 +190,7 @@ impl Fixture {
         ours
     }
 
-    /// Returns a client past the handshake, whose connection a listener accepted.
+    /// Returns a client past the handshake, whose connection was accepted by a listener.
     pub(crate) fn accepted_client(&self) -> Client {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("bridge-{}-{}", std::process::id(), COUNT.fetch_add(1, SeqCst));
@@ -228,7 +227,7 @@ impl Fixture {
         }
     }
 
-    /// Waits until all connections are closed and everything that they held has been returned.
+    /// Waits until all connections are closed and everything they held has been returned.
     pub(crate) fn finish(mut self) -> FrontEndStats {
         let report = self.wait("rest", |report| report.connections == 0 && report.inflight == 0);
         self.mail.send(Message::Exit);

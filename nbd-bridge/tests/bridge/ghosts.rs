@@ -1,6 +1,6 @@
-//! Tests of writes that closed connections left behind: none lands after a newer request was
-//! answered. Two shards of one device, turned by hand, so that every step happens in the order that
-//! the test wants.
+//! Tests of writes that closed connections left behind: none takes effect after a newer request was
+//! answered. Two shards of one device are turned by hand, so that every step happens in the order
+//! that the test wants.
 
 use std::io::{ErrorKind, Write};
 use std::mem::MaybeUninit;
@@ -33,12 +33,12 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Turns as [`settle`](Self::settle) does, for a bridge with internal errors.
+    /// Turns like [`settle`](Self::settle), for a bridge with internal errors.
     pub(crate) fn turn_unchecked(&mut self) {
         self.turn_until_quiet(|_| ());
     }
 
-    /// Turns until nothing happens for a while of real time.
+    /// Turns until nothing has happened for a while in real time.
     pub(crate) fn settle(&mut self) {
         self.turn_until_quiet(Bridge::check);
     }
@@ -71,13 +71,13 @@ impl Shard {
         (ours, theirs)
     }
 
-    /// Returns a client past the handshake.
+    /// Returns a client that has completed the handshake.
     pub(crate) fn client(&mut self) -> Client {
         let (ours, theirs) = self.pair();
         self.connect(ours, theirs)
     }
 
-    /// Returns a client past the handshake, over TCP.
+    /// Returns a client that has completed the handshake, over TCP.
     fn tcp_client(&mut self) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -169,7 +169,7 @@ impl Two {
     }
 
     /// Asserts that everything has ended, or does so once children of other tests have called exec
-    /// and so closed their copies of the clients' sockets.
+    /// and thereby closed their copies of the clients' sockets.
     pub(crate) fn end(mut self) {
         let limit = std::time::Instant::now() + Duration::from_secs(60);
         self.settle();
@@ -204,8 +204,8 @@ pub(crate) fn is_answered(client: &mut Client, len: usize) -> bool {
     true
 }
 
-/// Requests of a newer connection wait for the write that an older one left, but only if they
-/// overlap. `look` selects whether the old connection's shard turns before the new one writes.
+/// Requests of a newer connection wait for the write that an older one left behind, but only if
+/// they overlap. `look` selects whether the old connection's shard turns before the new one writes.
 fn no_ghost(on: usize, kernel: bool, look: bool) {
     let mut two = Two::new();
     let open = |shard: &mut Shard| if kernel { shard.kernel() } else { shard.client() };
@@ -257,7 +257,7 @@ fn late_data_on_a_dead_socket_is_discarded() {
     old.write_all(&request(WRITE, 0, 1, 0, 4096)).unwrap();
     old.write_all(&OLD).unwrap();
     drop(old);
-    // A new connection replaces the old one before the old one's shard has its socket.
+    // A new connection replaces the old one before the old one's shard has received its socket.
     let mut new = two.shards[1].kernel();
     new.send_write(0, 2, 0, &NEW);
     two.settle();
@@ -311,7 +311,7 @@ fn the_first_request_waits_for_every_shards_check() {
     assert_eq!(two.group.orphaned_writes(), 1);
     two.shards[1].settle();
     assert!(is_answered(&mut new, 4096));
-    // From now on the connection does not wait for other shards.
+    // From now on, the connection does not wait for other shards.
     new.send(READ, 0, 3, 1 << 20, 4096);
     two.shards[1].settle();
     assert!(is_answered(&mut new, 4096));
@@ -479,7 +479,7 @@ fn a_partially_received_write_blocks_only_what_it_reached() {
 }
 
 /// Nothing is received from a client whose requests wait for room. Connections that predate the
-/// client's disconnection request no round, so that must still be noticed.
+/// client's disconnection request no round, so the disconnection must still be noticed.
 fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
     let requests_max = if for_rows { 4 } else { config().requests_max };
     let mut two = Two::with(BridgeConfig { requests_max, ..config() });
@@ -501,7 +501,7 @@ fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
     older.send_write(0, 2, 0, &NEW);
     two.settle();
     assert!(!is_answered(&mut older, 0), "the old write may still land");
-    // The last of the old writes has not begun, and never does.
+    // The last of the old writes has not begun, and never will.
     older.send_write(0, 3, 7 * 4096, &NEW);
     two.settle();
     assert!(is_answered(&mut older, 0));

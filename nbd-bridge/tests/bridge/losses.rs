@@ -1,4 +1,4 @@
-//! Tests of losses of acknowledged writes, and the flushes that report them to clients.
+//! Tests of lost acknowledged writes, and of the flushes that report the losses to clients.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -62,7 +62,7 @@ fn a_client_that_missed_the_report_of_a_loss_gets_it_after_reconnecting() {
     early.stream.shutdown(Shutdown::Both).unwrap();
     fixture.wait("its end", |report| report.connections == 0);
     let mut again = fixture.accepted_client();
-    // Leaving without a flush settles nothing.
+    // Disconnecting without a flush settles nothing.
     fixture.accepted_client().disconnect();
     assert_eq!(again.error_of(FLUSH, 0, 0, 0), 5);
     again.disconnect();
@@ -92,7 +92,7 @@ fn a_loss_between_parts_of_a_write_is_reported_after_its_end() {
     fixture.finish();
 }
 
-/// Each of the writes overlaps the next one in time.
+/// Each write overlaps the next one in time.
 #[test]
 fn a_reported_loss_is_not_reported_again() {
     let fixture = Fixture::new();
@@ -118,7 +118,7 @@ fn a_reported_loss_is_not_reported_again() {
     fixture.finish();
 }
 
-/// The second flush, sent before the first one failed, waits for a row until then.
+/// The second flush is sent before the first one fails, and waits for a row until then.
 #[test]
 fn a_flush_received_before_a_loss_was_reported_fails_too() {
     for (writes, requests_max) in [(0, 1), (0, 2), (3, 2), (40, 8)] {
@@ -145,7 +145,7 @@ fn a_flush_received_before_a_loss_was_reported_fails_too() {
     }
 }
 
-/// Bridge and client of a kernel device in one thread, turn by turn.
+/// Bridge and client of a kernel device, run turn by turn in one thread.
 struct Turns {
     ring: Rc<Ring>,
     bridge: Bridge,
@@ -166,7 +166,7 @@ impl Turns {
         let (client, theirs) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         assert!(bridge.adopt_kernel(Self::NOW, theirs.into()));
-        // The process that connected the device has sent the beginning of the first reply.
+        // The process that connected the device has already sent the beginning of the first reply.
         Self { ring, bridge, switches, client, replies: FIRST_BYTES.to_vec() }
     }
 
@@ -189,14 +189,14 @@ impl Turns {
         panic!("no {what}; {} requests in flight", self.bridge.inflight());
     }
 
-    /// Ends a held flush with a loss, in a turn that receives nothing.
+    /// Completes a held flush with a loss, in a turn that receives nothing.
     fn lose(&mut self) {
         self.switches.losses.add();
         self.switches.hold.store(false, SeqCst);
         self.bridge.turn(Self::NOW);
     }
 
-    /// Receives a reply with this much data, and returns its error.
+    /// Receives a reply with this amount of data, and returns its error.
     fn error(&mut self, data: usize) -> u32 {
         let len = 16 + data;
         let mut bytes = [0; 64 << 10];
@@ -214,7 +214,7 @@ impl Turns {
     }
 }
 
-/// The second flush is still in the socket when the first one fails, and its connection has not
+/// The second flush is still in the socket when the first one fails, and its connection is not
 /// stalled.
 #[test]
 fn a_flush_sent_before_a_loss_was_reported_fails_too() {
@@ -235,7 +235,7 @@ fn a_flush_sent_while_the_report_of_a_loss_waits_fails_too() {
     let mut turns = Turns::new();
     turns.ask(READ, 1, 4 << 20);
     turns.until("read", |bridge| bridge.inflight() == 1);
-    // Its reply is being sent: the socket has no room for all of it.
+    // Its reply is being sent, but the socket has no room for all of it.
     (0..100).for_each(|_| turns.pass());
     turns.switches.hold.store(true, SeqCst);
     turns.ask(FLUSH, 2, 0);

@@ -1,6 +1,6 @@
-//! Tests of requests of all kinds in pieces, with devices that hang, fill up, give up and fail, and
-//! clients that disconnect. In every combination the bridge must account for its rows and buffers
-//! and answer each request once.
+//! Tests of requests of all kinds sent in pieces, with devices that hang, fill up, give up or fail,
+//! and clients that disconnect. In every combination, the bridge must account for its rows and
+//! buffers and answer each request once.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(WRITE), 1 => Just(READ), 1 => Just(FLUSH), 1 => Just(ZEROES), 1 => Just(TRIM)
     ];
     let flags = prop_oneof![4 => Just(0), 1 => Just(FUA)];
-    // Within a block, across a few blocks, and longer than a buffer.
+    // Within a block, across several blocks, and longer than a buffer.
     let len = prop_oneof![3 => 1..1000u32, 1 => Just(512u32), 2 => 270_000..700_000u32];
     let percent = prop_oneof![1 => Just(100usize), 2 => 1..100usize];
     let place = prop_oneof![0..1500u64, Just(0u64)];
@@ -94,12 +94,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A client, its unsent bytes, and its pending requests.
+/// A client with its unsent bytes and pending requests.
 struct User {
     client: Client,
     out: Vec<u8>,
     input: Vec<u8>,
-    /// Requests without a reply yet, with the data length of a successful reply.
+    /// Requests that have no reply yet, with the data length of a successful reply.
     asked: BTreeMap<u64, usize>,
 }
 
@@ -117,7 +117,7 @@ impl User {
         }
     }
 
-    /// Receives the replies that have arrived.
+    /// Receives replies that have arrived.
     fn receive(&mut self) {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -185,8 +185,7 @@ impl Scene {
             }
             Step::Rest { client } => self.users[client].send(usize::MAX),
             Step::Leave { client } => {
-                // A new client needs shards that check their connections; none of the shards is
-                // held up.
+                // A new client needs shards that check their connections; none is held up here.
                 let fresh = self.two.shards[client % 2].client();
                 self.users[client] = User::new(fresh);
             }

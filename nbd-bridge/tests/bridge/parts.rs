@@ -1,5 +1,5 @@
-//! Tests of requests that are not aligned to the device's blocks: the bytes that such requests read
-//! and change, and that no adjacent change is lost.
+//! Tests of requests that are not aligned to the device's blocks: which bytes they read and change,
+//! and that no adjacent change is lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};
@@ -213,7 +213,7 @@ fn newer_changes_of_a_block_wait_for_a_partial_write() {
         second.send(TRIM, 0, 4, 0, 512);
         settle(&mut two);
         assert_eq!(submitted(&two), 2);
-        // Neither reads nor requests elsewhere wait.
+        // Neither reads nor requests to other blocks wait.
         second.send_write(0, 5, 2048, &[5; 512]);
         second.send(READ, 0, 6, 0, 600);
         settle(&mut two);
@@ -238,7 +238,7 @@ fn newer_changes_of_a_block_wait_for_a_partial_write() {
 
 #[test]
 fn a_failing_device_fails_the_request_and_blocks_nothing() {
-    // The failing IO is the read of the block, its write, or one of several parts.
+    // The failing IO is the read of a block, the write of a block, or one of several parts.
     for (every, data) in [(1, 100), (2, 100), (3, 2000), (4, 2000), (5, 2000)] {
         let fixture = Fixture::new();
         let mut client = fixture.client(true);
@@ -274,7 +274,7 @@ fn no_further_io_starts_for_a_closed_client() {
     settle(&mut two);
     assert!(is_answered(&mut other, 0));
     assert_eq!([100, 199, 200, 299].map(|at| two.disk(at)), [0, 0, 3, 3]);
-    // If the client has sent everything before it disconnects, the request is carried out.
+    // If the client has sent everything before it disconnects, the request is still executed.
     other.send_write(0, 4, 300, &[4; 100]);
     other.send(DISC, 0, 0, 0, 0);
     settle(&mut two);
@@ -429,9 +429,9 @@ fn ask() -> impl Strategy<Value = Ask> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Clients on two shards change and read overlapping bytes simultaneously. Afterwards each byte
-    /// has the value that one of its writers wrote in this round, or its former value if there was
-    /// no writer.
+    /// Clients on two shards change and read overlapping bytes simultaneously. Afterwards, each
+    /// byte has a value that one of its writers wrote in this round, or its previous value if it
+    /// had no writer.
     #[test]
     fn every_byte_comes_from_one_of_its_writers(
         rounds in proptest::collection::vec(proptest::collection::vec(ask(), 1..24), 1..12),

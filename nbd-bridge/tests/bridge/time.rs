@@ -60,7 +60,7 @@ impl Timed {
         ours
     }
 
-    /// A kernel socket with nothing in it, so that the first reply lacks its first bytes.
+    /// A kernel socket that is empty, so that the first reply lacks its first bytes.
     fn kernel_unread(&mut self) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -111,7 +111,7 @@ fn connections_that_send_nothing_give_way_to_clients() {
         assert!(is_closed(oldest), "the oldest gives way");
         clients.push(client);
     }
-    // All others have finished their handshake.
+    // All the others have finished their handshakes.
     timed.pass(20);
     assert!(is_closed(&mut timed.socket()));
     assert_eq!(timed.bridge.connections(), config().connections_max);
@@ -144,7 +144,7 @@ fn idle_clients_stay_and_slow_devices_are_awaited() {
     timed.switches.hold.store(false, SeqCst);
     timed.settle();
     assert_eq!(client.reply(|_| 4096).error, 0);
-    // A part of a header while the device queue is full for a long time, then the rest.
+    // Part of a header while the device queue is full for a long time, then the rest.
     timed.switches.hold.store(true, SeqCst);
     timed.switches.fill.store(1, SeqCst);
     client.send(READ, 0, 2, 0, 4096);
@@ -208,7 +208,7 @@ fn the_kernel_is_never_disconnected() {
     let mut timed = Timed::new();
     let mut kernel = timed.kernel();
     timed.pass(3600);
-    // No handshake; in the middle of a header, and of a payload.
+    // Nor in the middle of a header or of a payload.
     let header = request(WRITE, 0, 1, 4096, 8192);
     let (first, rest) = header.split_at(20);
     for part in [first, rest, &[7; 5000], &[7; 3192]] {
@@ -219,7 +219,7 @@ fn the_kernel_is_never_disconnected() {
         assert_eq!(timed.bridge.connections(), 1);
     }
     assert_eq!(kernel.reply(|_| 0).error, 0);
-    // A request while the kernel does not read.
+    // A request while the kernel is not reading.
     kernel.send(READ, 0, 2, 0, 32 << 20);
     timed.settle();
     timed.pass(24 * 3600);
@@ -233,7 +233,7 @@ fn the_kernel_is_never_disconnected() {
     }
     let (mut kernel, data) = thread.join().unwrap();
     assert!(data[..4096].iter().all(|b| *b == 0) && data[4096..12288].iter().all(|b| *b == 7));
-    // A refusal, and the end when the device is disconnected.
+    // A refusal, then the end when the device is disconnected.
     kernel.send(READ, 0, 3, 1, 4096);
     timed.settle();
     assert_eq!(kernel.reply(|_| 0).error, 22);

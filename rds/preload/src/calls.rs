@@ -1,4 +1,4 @@
-//! Implementation of each call for RDS sockets, with the results and errors of the kernel.
+//! Implementation of each call for RDS sockets, with the same results and errors as the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -228,7 +228,7 @@ impl Timestamp {
 }
 
 /// Returns the contents of a control message with the requested latencies of a message: their
-/// number, their kinds, and the nanoseconds.
+/// number, their kinds, and their values in nanoseconds.
 fn latencies(wanted: [u8; 4], arrival: &Arrival) -> Option<[u8; LATENCIES_LEN]> {
     let [count, positions @ ..] = wanted;
     if count == 0 {
@@ -262,12 +262,12 @@ fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<Arc<Bindin
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return Err(errno(libc::ETIMEDOUT));
         }
-        // A signal interrupts the wait too.
+        // A signal also interrupts the wait.
         poll(&mut [], Some(&BIND_LOOK))?;
     }
 }
 
-/// Options of a receive.
+/// Options for a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receiving {
     pub(crate) flags: c_int,
@@ -317,7 +317,7 @@ pub(crate) fn receive_message(
     })
 }
 
-/// Whether a receive has found nothing and does not wait.
+/// Whether a receive found nothing and did not wait.
 fn is_empty(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EAGAIN)
 }

@@ -1,7 +1,7 @@
 //! Completions of zero-copy sends that the program has not read yet.
 //!
 //! The node sends them between messages. As with the kernel, the program receives them with a
-//! message, or from a nonblocking receive that finds none.
+//! message, or from a nonblocking receive that finds no message.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,21 +10,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const COOKIES_MAX: usize = 8;
 /// Length of the control message: a count and the cookies.
 pub(crate) const COMPLETION_LEN: usize = 4 + 4 * COOKIES_MAX;
-/// Maximum number of cookies that are kept. A program that passes no buffer for control messages
+/// Maximum number of cookies kept per socket. A program that passes no buffer for control messages
 /// never reads them.
 const KEPT_MAX: usize = 1 << 16;
 
 pub(crate) type Completions = BTreeMap<u64, VecDeque<u32>>;
 
-/// Cookies by the inode of their socket.
+/// Cookies by the inode of the socket.
 static COMPLETIONS: Mutex<Completions> = Mutex::new(BTreeMap::new());
 
-/// Takes the lock, for an operation or for a fork.
+/// Takes the lock for an operation or for a fork.
 pub(crate) fn lock() -> MutexGuard<'static, Completions> {
     COMPLETIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a cookie. Returns true if the socket's cookies fill a control message.
+/// Keeps a cookie. Returns true if the socket now has enough cookies to fill a control message.
 pub(crate) fn keep(inode: u64, cookie: u32) -> bool {
     let mut completions = lock();
     let cookies = completions.entry(inode).or_default();

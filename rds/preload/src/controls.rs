@@ -37,7 +37,7 @@ pub(crate) struct SendControls {
     cookie: Option<u32>,
     /// A control message requests an operation on remote memory, which TCP does not support.
     is_remote: bool,
-    /// A control message is malformed, of an unknown type, or names memory that was not registered.
+    /// A control message is malformed, of an unknown type, or refers to unregistered memory.
     is_invalid: bool,
 }
 
@@ -70,7 +70,7 @@ impl SendControls {
         controls
     }
 
-    /// Adds a control message of RDS.
+    /// Adds an RDS control message.
     fn add(&mut self, kind: c_int, content: &[u8]) {
         let is_whole = match kind {
             ZCOPY_COOKIE => {
@@ -84,7 +84,7 @@ impl SendControls {
             }
             RDMA_MAP => content.len() >= RDMA_MAP_LEN,
             ATOMIC_FIRST..=ATOMIC_LAST => content.len() >= ATOMIC_LEN,
-            // Also RDMA_DEST (2), as no memory is ever registered.
+            // Includes RDMA_DEST (2), since no memory is ever registered.
             _ => false,
         };
         self.is_remote |= is_whole;
@@ -92,7 +92,7 @@ impl SendControls {
     }
 
     /// Returns the cookie of a message. `is_zerocopy` means that the call uses MSG_ZEROCOPY, and
-    /// `may_notify` that the socket has SO_ZEROCOPY and the message a payload.
+    /// `may_notify` that the socket has SO_ZEROCOPY and the message has a payload.
     pub(crate) fn cookie(&self, is_zerocopy: bool, may_notify: bool) -> io::Result<Option<u32>> {
         if self.is_invalid || is_zerocopy && !self.has_cookie {
             return Err(errno(libc::EINVAL));
@@ -114,7 +114,7 @@ fn length(len: usize) -> usize {
     unsafe { libc::CMSG_LEN(len as u32) as usize }
 }
 
-/// Returns the space that a control message with `len` bytes takes.
+/// Returns the space that a control message with `len` bytes takes up.
 fn space(len: usize) -> usize {
     // SAFETY: this only computes a size.
     unsafe { libc::CMSG_SPACE(len as u32) as usize }
@@ -132,10 +132,10 @@ pub(crate) struct ControlWriter<'a> {
 }
 
 impl<'a> ControlWriter<'a> {
-    /// Begins to write control messages into the buffer of a receive.
+    /// Starts writing control messages into the buffer of a receive.
     ///
     /// # Safety
-    /// The control buffer that `message` points to is writable as long as the writer exists.
+    /// The control buffer that `message` points to must be writable as long as the writer exists.
     pub(crate) unsafe fn new(message: &'a mut msghdr) -> Self {
         Self { message, used: 0 }
     }

@@ -1,5 +1,5 @@
-//! Functions that create, duplicate and close descriptors, which the program calls in place of
-//! those of the C library.
+//! Functions that create, duplicate and close descriptors, which the program calls instead of the C
+//! library's.
 
 use libc::{c_int, c_void};
 

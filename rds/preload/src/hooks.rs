@@ -32,8 +32,8 @@ static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     table::own();
-    // SAFETY: the functions exist for the lifetime of the process. If memory for registering them
-    // runs out, a child leaves its table unchanged.
+    // SAFETY: the functions exist for the lifetime of the process. If there is no memory to
+    // register them, a child leaves its table unchanged.
     unsafe {
         libc::pthread_atfork(
             Some(table::fork_begins),
@@ -126,7 +126,7 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut so
     zero(to.and_then(|to| unsafe { answer_address(Some(to), address, len) }))
 }
 
-/// RDS sockets neither listen nor can be shut down.
+/// RDS sockets can neither listen nor be shut down.
 macro_rules! unsupported {
     ($($name:ident($($arg:ident: $type:ty),*);)+) => {$(
         // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -419,7 +419,7 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     length(named.map(|()| got.result))
 }
 
-/// Writes the control messages of a receive.
+/// Writes the control messages for a receive.
 fn put_controls(mut writer: ControlWriter<'_>, entry: &Entry, got: &Got) {
     if let Some(groups) = got.update {
         writer.put(SOL_RDS, CONG_UPDATE, &groups.to_ne_bytes());
@@ -439,7 +439,7 @@ fn put_controls(mut writer: ControlWriter<'_>, entry: &Entry, got: &Got) {
     }
 }
 
-/// Recognizes RDS sockets among the descriptors that a different process has passed.
+/// Recognizes RDS sockets among the descriptors that another process has passed.
 ///
 /// # Safety
 /// See [`passed_fds`].
@@ -456,7 +456,7 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
     let Some(entry) = table::find(fd) else {
         let got = real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
         if got >= 0 {
-            // SAFETY: the call has filled the program's header.
+            // SAFETY: the call has filled in the program's header.
             unsafe { adopt_passed(&*message) };
         }
         return got;
@@ -478,7 +478,7 @@ unsafe extern "C" fn recvmmsg(
         let got = real!(recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int,
             limit: *mut timespec) -> c_int);
         for at in 0..usize::try_from(got).unwrap_or(0) {
-            // SAFETY: the call has filled this many of the program's headers.
+            // SAFETY: the call has filled in this many of the program's headers.
             unsafe { adopt_passed(&(*messages.add(at)).msg_hdr) };
         }
         return got;
@@ -616,7 +616,7 @@ unsafe extern "C" fn getsockopt(
     // SAFETY: the program upholds the contract of `getsockopt`.
     let Some(len) = (unsafe { len.as_mut() }) else { return fail(&errno(libc::EFAULT)) };
     let asked = *len as usize;
-    // For RDS options the kernel requires space for a whole int.
+    // For RDS options, the kernel requires room for a whole int.
     let is_short = level == SOL_RDS && matches!(&found, Answer::Value(all) if asked < all.len());
     if is_short || c_int::try_from(*len).is_err() {
         return fail(&errno(libc::EINVAL));

@@ -1,7 +1,7 @@
 //! Access to the program's memory through the pointers in its calls: addresses, buffers, headers.
 //!
-//! Pointers are trusted as much as in a system call: a wrong pointer is the program's fault. Null
-//! pointers are errors here, as in the kernel.
+//! Pointers are trusted as much as in a system call: an invalid pointer is the program's fault.
+//! Null pointers are errors here, as in the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::size_of;
@@ -18,7 +18,7 @@ pub(crate) const ADDRESS_MAX: socklen_t = 128;
 /// An address passed by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// Address of a node, and a port.
+    /// Address and port of a node.
     Of(SocketAddr),
     /// Address of a family that nodes do not support.
     None,
@@ -34,7 +34,7 @@ pub(crate) fn set_errno(code: c_int) {
     unsafe { *libc::__errno_location() = code };
 }
 
-/// Borrows a descriptor of the program for the duration of its call.
+/// Borrows one of the program's descriptors for the duration of a call.
 pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: the program passed an open descriptor that it keeps open during the call; it is not
     // used after the call. `table` has checked that it is not -1.
@@ -44,7 +44,7 @@ pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
 /// Reads an address.
 ///
 /// # Errors
-/// EINVAL for an impossible length, EFAULT for a null pointer with a length.
+/// EINVAL for an impossible length, EFAULT for a null pointer with a nonzero length.
 ///
 /// # Safety
 /// `address` is null, or `len` bytes can be read there.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> i
     }
 }
 
-/// Writes the address that a program requests.
+/// Writes the address that the program asked for.
 ///
 /// # Errors
 /// EFAULT for null pointers, EINVAL for a negative size.
@@ -108,7 +108,7 @@ pub(crate) unsafe fn answer_address(
 /// means an address without a family.
 ///
 /// # Safety
-/// `len` is null, or the number of bytes that it contains can be written to `address`.
+/// `len` is null, or the number of bytes that it specifies can be written to `address`.
 pub(crate) unsafe fn write_address(
     from: Option<SocketAddr>,
     address: *mut sockaddr,
@@ -136,8 +136,8 @@ pub(crate) unsafe fn write_address(
         }
         None => ((&raw const v4).cast::<u8>(), size_of::<libc::sockaddr_in>()),
     };
-    // SAFETY: `len` can be read and written, and that number of bytes can be written at `address`;
-    // the structure has `size` bytes.
+    // SAFETY: `len` can be read and written, and as many bytes as it says can be written to
+    // `address`; the structure has `size` bytes.
     unsafe {
         let room = usize::try_from(*len).unwrap_or(0);
         std::ptr::copy_nonoverlapping(bytes, address.cast::<u8>(), size.min(room));
@@ -149,10 +149,10 @@ pub(crate) unsafe fn write_address(
 /// Returns a buffer to send from.
 ///
 /// # Errors
-/// EFAULT for a null pointer with a length.
+/// EFAULT for a null pointer with a nonzero length.
 ///
 /// # Safety
-/// `len` bytes can be read at `buffer` as long as the slice is used.
+/// `len` bytes can be read at `buffer` for as long as the slice is in use.
 pub(crate) unsafe fn source<'a>(buffer: *const c_void, len: usize) -> io::Result<&'a [u8]> {
     match (len, buffer.is_null()) {
         (0, _) => Ok(&[]),
@@ -165,11 +165,11 @@ pub(crate) unsafe fn source<'a>(buffer: *const c_void, len: usize) -> io::Result
 /// Returns a buffer to receive into.
 ///
 /// # Errors
-/// EFAULT for a null pointer with a length.
+/// EFAULT for a null pointer with a nonzero length.
 ///
 /// # Safety
-/// `len` bytes can be written at `buffer`, and are not used elsewhere, as long as the slice is
-/// used.
+/// `len` bytes can be written to `buffer`, and are not used elsewhere, for as long as the slice is
+/// in use.
 pub(crate) unsafe fn target<'a>(buffer: *mut c_void, len: usize) -> io::Result<&'a mut [u8]> {
     match (len, buffer.is_null()) {
         (0, _) => Ok(&mut []),
@@ -183,7 +183,7 @@ pub(crate) unsafe fn target<'a>(buffer: *mut c_void, len: usize) -> io::Result<&
 /// Returns the vectors of a call.
 ///
 /// # Errors
-/// EFAULT for a null pointer with a count, EMSGSIZE for more vectors than the system accepts.
+/// EFAULT for null with a nonzero count, EMSGSIZE for more vectors than the system accepts.
 ///
 /// # Safety
 /// `count` vectors can be read at `vectors`.

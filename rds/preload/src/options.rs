@@ -25,7 +25,7 @@ const V6_AT: usize = 8;
 /// Sizes of the structures of GET_MR and GET_MR_FOR_DEST.
 const REGION_LEN: usize = 32;
 const REGION_FOR_DEST_LEN: usize = 160;
-/// Smallest buffers of the kernel, in bytes; twice as much is read back.
+/// Minimum buffer sizes of the kernel, in bytes; reading an option returns twice as much.
 const SNDBUF_MIN: usize = 2304;
 const RCVBUF_MIN: usize = 1152;
 /// Number of latencies of a received message.
@@ -72,8 +72,8 @@ pub(crate) fn timestamp_kind(option: c_int) -> Option<c_int> {
     }
 }
 
-/// Returns the bit of an option by which a unix socket would deliver control messages; 0 for
-/// other options.
+/// Returns the bit for an option that makes a unix socket deliver control messages; 0 for other
+/// options.
 fn pass_bit(option: c_int) -> u8 {
     match option {
         libc::SO_PASSCRED => 1,
@@ -87,14 +87,14 @@ fn answer(value: c_int) -> Answer {
     Answer::Value(value.to_ne_bytes().to_vec())
 }
 
-/// Reads the size of a buffer.
+/// Parses a buffer size.
 fn buffer(value: &[u8], min: usize) -> io::Result<usize> {
     let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
     Ok(bytes.max(min))
 }
 
-/// Reads the destination whose messages are canceled. As in the kernel, the length determines the
-/// family if the address names none.
+/// Parses the destination whose messages are canceled. As in the kernel, the length determines the
+/// family if the address specifies none.
 fn canceled(value: &[u8]) -> io::Result<(IpAddr, u16)> {
     let Some(&[f, g, p, q, a, b, c, d, ..]) = value.first_chunk::<V4_LEN>() else {
         return Err(errno(libc::EINVAL));
@@ -123,7 +123,7 @@ pub(crate) fn set(
     }
 }
 
-/// Sets an option that all families of sockets have.
+/// Sets an option that all socket families have.
 fn set_common(fd: c_int, entry: &Entry, name: c_int, value: &[u8]) -> io::Result<Answer> {
     match name {
         libc::SO_SNDBUF | libc::SO_SNDBUFFORCE => {
@@ -198,7 +198,7 @@ fn set_own(fd: c_int, entry: &Entry, name: c_int, value: &[u8]) -> io::Result<()
     Ok(())
 }
 
-/// Returns the error of a request for a memory region.
+/// Returns the error for a request for a memory region.
 fn no_region(fd: c_int, entry: &Entry, is_whole: bool) -> io::Error {
     errno(match entry.bound(fd) {
         _ if !is_whole => libc::EINVAL,

@@ -1,8 +1,8 @@
 //! Table of the descriptors that are RDS sockets.
 //!
 //! Programs can close and duplicate descriptors without this library noticing, so an entry is valid
-//! only while its descriptor still has the same inode. A process started by another one recognizes
-//! inherited sockets by their names.
+//! only while its descriptor still has the same inode. A newly started process recognizes inherited
+//! sockets by their names.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ pub(crate) struct Wishes {
 #[derive(Debug)]
 pub(crate) struct Entry {
     inode: u64,
-    /// Held while the descriptor is connected to a node.
+    /// Held while the descriptor is being connected to a node.
     pub(crate) connecting: Mutex<()>,
     bound: RwLock<Option<Arc<Binding>>>,
     pub(crate) wishes: Mutex<Wishes>,
@@ -117,8 +117,8 @@ impl Entry {
         self.timestamps.store(option.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Returns the socket of the node, once it is bound by this process or by another one that
-    /// shares the descriptor.
+    /// Returns the binding, once this process or another one that shares the descriptor has bound
+    /// the socket.
     pub(crate) fn bound(&self, fd: i32) -> Option<Arc<Binding>> {
         let known = self.bound.read().unwrap_or_else(PoisonError::into_inner).clone();
         known.or_else(|| {
@@ -244,7 +244,7 @@ pub(crate) fn forget(fd: i32) {
     ENTRIES.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
 }
 
-/// Adds a new socket, and names it so that processes that inherit it can find it.
+/// Adds a new socket, and names it so that processes that inherit it recognize it.
 pub(crate) fn add(fd: i32) -> io::Result<()> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let inode = fstat(borrow(fd))?.st_ino;

@@ -1,7 +1,7 @@
 //! Payloads too long for a unix socket: the rest is passed in a memfd.
 //!
 //! The limit on a send buffer is often 208 KiB, while a message can be up to 1 MiB long. The first
-//! part always passes through the socket, so that long messages fill the socket like any others.
+//! part always passes through the socket, so that long messages fill the socket like any other.
 
 use std::fs::File;
 use std::io;
@@ -33,12 +33,11 @@ pub(crate) fn put_rest(payload: &[IoSlice<'_>]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads the rest of a payload of `len` bytes into `to`, after its first part, up to the length of
-/// `to`.
+/// Reads the rest of a payload of `len` bytes into `to`, after its first part, as far as it fits.
 ///
 /// # Errors
 /// The system's error; `InvalidData` for anything but a memfd that cannot shrink, since other files
-/// could block their reader.
+/// could block the reader.
 pub(crate) fn take_rest(fd: OwnedFd, len: usize, to: &mut [IoSliceMut<'_>]) -> io::Result<()> {
     let sealed = fcntl_get_seals(fd.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if !sealed {

@@ -45,7 +45,7 @@ const FLAG_MONITOR: u32 = 2;
 /// State of a socket, as shown in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketView {
-    /// Distinguishes successive sockets of the slot; 0 means that the slot is free.
+    /// Distinguishes successive sockets in the slot; 0 means that the slot is free.
     pub serial: u32,
     /// Port of the socket.
     pub port: u16,
@@ -175,7 +175,7 @@ impl Board {
         }
     }
 
-    /// Returns the total of taken payload at which users report to the node.
+    /// Returns the total of payload taken at which users must report it to the node.
     pub fn mark(&self, slot: usize) -> Option<u32> {
         let at = (slot < self.layout.slots).then(|| self.layout.slot(slot))?;
         // The mark is written before this flag.
@@ -197,7 +197,7 @@ impl Board {
     /// Waits until a map has changed since `changes` was read, for at most `limit`.
     ///
     /// # Errors
-    /// `Interrupted` by a signal.
+    /// `Interrupted` if a signal arrives.
     pub fn wait(&self, changes: u32, limit: Option<Duration>) -> io::Result<()> {
         self.memory.wait(AT_CHANGES, changes, limit)
     }
@@ -292,7 +292,7 @@ impl BoardWriter {
         let mark_words = mark.map(|mark| (AT_MARK, mark));
         let words = [(AT_RELEASED, released), (AT_HAS_MARK, mark.is_some().into())];
         for (offset, value) in mark_words.into_iter().chain(words) {
-            // Written only on change, since users read the same cache line.
+            // Written only when it changes, since users read the same cache line.
             if self.memory.load(at + offset) != value {
                 self.memory.store(at + offset, value);
             }
@@ -301,7 +301,7 @@ impl BoardWriter {
 
     /// Publishes whether the node has reached its limit on peers.
     pub(crate) fn set_crowded(&self, is_crowded: bool) {
-        // Written only on change, since users read the same cache line.
+        // Written only when it changes, since users read the same cache line.
         if self.memory.load(AT_CROWDED) != u32::from(is_crowded) {
             self.memory.store(AT_CROWDED, is_crowded.into());
         }

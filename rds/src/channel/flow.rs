@@ -1,15 +1,14 @@
-//! Payload that users of a socket have sent and taken, in counters that they share with the node,
-//! and the rings for messages in the same memory.
+//! Counters, shared with the node, of the payload that a socket's users have sent and taken, and
+//! the message rings in the same memory.
 //!
-//! The buffers of a socket hold payload only, as in the kernel, and they include the connection
-//! between user and node. So users compare the payload that they have sent with the payload that
-//! was released, which the board shows, and the node compares the payload that it has passed on
-//! with the payload that they have taken. Each socket has its own counters, so a user of one socket
-//! cannot change those of another.
+//! As in the kernel, the buffers of a socket hold only payload; they include the connection between
+//! user and node. So users compare the payload they have sent with the payload released, which the
+//! board shows, and the node compares the payload it has passed on with the payload they have
+//! taken. Each socket has its own counters, so a user of one socket cannot change those of another.
 //!
-//! Users count after they have sent or received. If a user is killed in between, a sent message
-//! does not count against the buffer, and a received message counts as waiting until the node finds
-//! the connection empty.
+//! Users update the counters after sending or receiving. If a user is killed in between, a sent
+//! message does not count against the buffer, and a received message counts as waiting until the
+//! node finds the connection empty.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +25,8 @@ use super::ring::{LONG_LEN, NodeRing, RING_LEN, put};
 const SENT: usize = 0;
 /// Number of messages that users have begun to send over the socket, excluding those that failed.
 const BY_SOCKET: usize = 1;
-/// Payload that users have received. In another cache line, since the node reads it in each turn.
+/// Payload that users have received. In a separate cache line, since the node reads it in each
+/// turn.
 const TAKEN: usize = 16;
 const SIZES: RingSizes = RingSizes { counters: 17, ring: RING_LEN, long: LONG_LEN };
 
@@ -81,7 +81,7 @@ impl Flow {
         self.counters.add(SENT, len);
     }
 
-    /// Returns the payload that was sent and not released.
+    /// Returns the payload that has been sent but not released.
     pub fn in_flight(&self, released: u32) -> usize {
         // A message may be released before its sender has counted it.
         distance(released, self.counters.get(SENT))
@@ -143,7 +143,7 @@ impl NodeFlow {
         self.received = self.received.wrapping_add(word(len));
     }
 
-    /// Returns the total that is released if this much of what was read is still in flight.
+    /// Returns the total released if this much of the payload read is still in flight.
     pub(crate) fn released(&self, in_flight: usize) -> u32 {
         self.received.wrapping_sub(word(in_flight))
     }
@@ -153,7 +153,7 @@ impl NodeFlow {
         self.passed = self.passed.wrapping_add(word(len));
     }
 
-    /// Whether users are not known to have taken all messages that were passed on.
+    /// Whether users may not have taken all the payload that was passed on.
     pub(crate) fn has_untaken(&self) -> bool {
         self.taken != self.passed
     }
@@ -181,7 +181,7 @@ impl NodeFlow {
         new
     }
 
-    /// Returns the total that users reach when they take `more` bytes from now on.
+    /// Returns the total that users reach once they have taken `more` more bytes.
     pub(crate) fn mark(&self, more: usize) -> u32 {
         self.taken.wrapping_sub(self.uncounted).wrapping_add(word(more))
     }

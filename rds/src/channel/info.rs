@@ -7,14 +7,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::proto::{ConnectionState, MessageInfo, Node, QueueKind, TcpInfo};
 
 const NAME_LEN: usize = 32;
-/// Name of the transport in the structure of a connection.
+/// Transport name in the connection structure.
 const TRANSPORT: [u8; 16] = *b"tcp\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 const SENDING: u8 = 1;
 const CONNECTING: u8 = 2;
 const CONNECTED: u8 = 4;
 
-/// Requested information. Connections, sockets and messages exist with IPv4 and IPv6 addresses.
+/// Requested information. Connections, sockets and messages come with IPv4 or IPv6 addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InfoOption {
     /// Counters.
@@ -46,7 +46,7 @@ pub enum InfoOption {
 }
 
 impl InfoOption {
-    /// Returns the number of the option.
+    /// Returns the option's number.
     pub fn number(self) -> u32 {
         // The kernel numbers the IPv6 options without the gap that the IPv4 options have.
         let six = |v4, v6, is_v6| if is_v6 { v6 } else { v4 };
@@ -82,7 +82,7 @@ impl InfoOption {
     fn element_len(self) -> usize {
         match self {
             Self::Counters => NAME_LEN + 8,
-            // The IPv6 structures of connections have no type of service.
+            // The IPv6 connection structure has no type-of-service field.
             Self::Connections { v6 } => 16 + 2 * address_len(v6) + 16 + 1 + usize::from(!v6),
             Self::Messages { v6, .. } => 12 + 2 * address_len(v6) + 4 + 2,
             Self::Sockets { v6 } => 8 + 2 * address_len(v6) + 4 + 8,
@@ -221,7 +221,7 @@ pub struct InfoConnection {
     pub transport: String,
     /// Data is being sent.
     pub is_sending: bool,
-    /// A connect is in progress.
+    /// A connection attempt is in progress.
     pub is_connecting: bool,
     /// The connection is up.
     pub is_connected: bool,
@@ -234,9 +234,9 @@ pub struct InfoMessage {
     pub sequence: u64,
     /// Length of the payload in bytes.
     pub len: u32,
-    /// Address and port at the node.
+    /// The node's address and port.
     pub local: (IpAddr, u16),
-    /// Address and port at the peer.
+    /// The peer's address and port.
     pub peer: (IpAddr, u16),
 }
 
@@ -258,13 +258,13 @@ pub struct InfoSocket {
 /// A TCP connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoTcp {
-    /// Address and TCP port at the node.
+    /// The node's address and TCP port.
     pub local: (IpAddr, u16),
-    /// Address and TCP port at the peer.
+    /// The peer's address and TCP port.
     pub peer: (IpAddr, u16),
-    /// Bytes missing from the header that is being received.
+    /// Bytes still missing from the header that is being received.
     pub header_left: u64,
-    /// Bytes missing from the payload that is being received.
+    /// Bytes still missing from the payload that is being received.
     pub payload_left: u64,
     /// Bytes written, modulo 2^32.
     pub written: u32,
@@ -274,7 +274,7 @@ pub struct InfoTcp {
     pub acked: u32,
 }
 
-/// Reads fields one after the other.
+/// Reads fields one after another.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -310,7 +310,7 @@ impl Fields<'_> {
     }
 }
 
-/// Splits the result of an option into elements of this size.
+/// Splits the result of an option into elements of `size` bytes.
 fn elements(bytes: &[u8], size: usize) -> impl Iterator<Item = Fields<'_>> {
     bytes.chunks_exact(size.max(1)).map(Fields)
 }

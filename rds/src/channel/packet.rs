@@ -1,7 +1,7 @@
 //! Fixed header of all packets between a node and its users.
 //!
-//! Both sides are on one host and, as the version ensures, from one build, so integers are in host
-//! byte order.
+//! Both sides are on the same host and, as the version ensures, from the same build, so integers
+//! are in host byte order.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -45,15 +45,15 @@ kinds! {
     /// Node: the message with the cookie `value` is complete.
     Completed = 7,
     /// User, on a socket: its send buffer is full. The node leaves the packet unread until there is
-    /// room, so that the connection is not writable until then. Has a ring position.
+    /// room, so the connection is not writable until then. Has a ring position.
     Full = 8,
     /// User, on a control connection: messages of the slot `extra` with the serial number `len`
     /// were taken, up to the mark on the board. Has no answer.
     Taken = 9,
     /// User, on a socket: messages are in its ring.
     Wake = 10,
-    /// Node: messages are in the ring for users. `value` is the number of this token. Users take
-    /// the token when they have taken the last message. User, on a control connection: the slot
+    /// Node: messages are in the ring for users. This packet is a token with the number `value`;
+    /// users take it when they have taken the last message. User, on a control connection: the slot
     /// `extra` with the serial number `len` needs another one, because a user took one while
     /// messages waited. Has no answer.
     Token = 11,
@@ -64,7 +64,7 @@ kinds! {
     SetBuffer = 17,
     /// User: set the default destination to `address` and `port`, or clear it if there is none.
     Connect = 18,
-    /// User: turn reports of ports that are no longer congested on (`value` 1) or off.
+    /// User: turn on (`value` 1) or off reports of ports that are no longer congested.
     Monitor = 19,
     /// User: cancel what was sent to `address` and `port`.
     Cancel = 20,

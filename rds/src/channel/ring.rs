@@ -1,4 +1,4 @@
-//! Rings through which users and their node pass messages, beside the unix socket.
+//! Rings through which users and their node pass messages, in addition to the unix socket.
 //!
 //! Each message through a unix socket costs a system call and a copy on each side. The ring is
 //! memory that the users of a socket share with the node, so a message costs one copy on each side,
@@ -6,19 +6,19 @@
 //! empties the rings that it knows to be in use; it announces a sleep before it sleeps
 //! (`rtrs_base::mem`).
 //!
-//! **Two ways.** Messages longer than [`RING_MESSAGE_MAX`] take the socket, and so does any message
-//! when the ring is full or another thread or process is writing to the ring at that moment: the
-//! lock of the ring is tried, never awaited, so a process that was killed or stopped while holding
-//! the lock slows others down but blocks none of them. A forked process uses the mapping that it
-//! inherits; a process that was passed the descriptor, or was started with it, maps the memory that
-//! the node passes to it. Messages must stay in the order in which they were sent, whichever
-//! processes sent them:
+//! **Two routes.** Messages longer than [`RING_MESSAGE_MAX`] go through the socket, as does any
+//! message sent while the ring is full or another thread or process is writing to it: the ring's
+//! lock is tried, never awaited, so a process that was killed or stopped while holding the lock
+//! slows others down but blocks none of them. A forked process uses the mapping that it inherits; a
+//! process that was passed the descriptor, or was started with it, maps the memory that the node
+//! passes to it. Messages must stay in the order in which they were sent, whichever processes sent
+//! them:
 //! - A packet on the socket carries the position of the ring at which it was sent. The node reads
 //!   the packet after the messages before this position.
 //! - A message in the ring carries the number of messages that users had begun to send over the
-//!   socket. If the node has read fewer, a message on the socket may precede this one, and the node
-//!   checks the socket first. If the socket is empty, none precedes it: what was counted has not
-//!   been sent yet.
+//!   socket by then. If the node has read fewer, a message on the socket may precede this one, and
+//!   the node checks the socket first. If the socket is empty, none does: the messages counted have
+//!   not been sent yet.
 //!
 //! **Full buffers.** A program polls the descriptor, so a full send buffer must make the descriptor
 //! unwritable. A packet that the node leaves in the socket until there is room does that
@@ -38,13 +38,13 @@
 //! takes the last message takes this token too (`rds/src/socket/incoming.rs`), so the socket is
 //! readable exactly while messages wait. A user that is killed between the two leaves a token
 //! without messages, which the next call takes. A user that is killed after it has taken a token
-//! that was not meant for it can leave messages without a token: the node looks for them once a
-//! second. A user that is killed in a wait keeps the right to wait with a receive: from then on,
-//! all waits on this socket poll, which costs a query of the time limit in each, and makes signals
-//! interrupt them.
+//! that was not meant for it can leave messages without a token: the node checks for that once a
+//! second. A user that is killed while waiting keeps the right to wait in a receive: from then on,
+//! all waits on this socket poll, which costs each a query of the time limit and lets signals
+//! interrupt it.
 //!
-//! **A killed node** cannot announce that it is gone. Users of its sockets notice when they wake
-//! it, when the ring or the send buffer is full, and when they receive.
+//! **A killed node** cannot announce that it is gone. Users of its sockets notice when they try to
+//! wake it, when the ring or the send buffer is full, and when they receive.
 
 use std::io::IoSlice;
 
@@ -109,7 +109,7 @@ impl NodeRing {
         self.reader.has_input()
     }
 
-    /// Returns what comes next.
+    /// Returns the next input.
     ///
     /// # Errors
     /// See [`Malformed`].
@@ -151,7 +151,7 @@ impl NodeRing {
         self.by_socket = self.by_socket.wrapping_add(1);
     }
 
-    /// Prepares the node's sleep. Returns false if a message is waiting.
+    /// Prepares for the node to sleep. Returns false if a message is waiting.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.reader.prepare_sleep()
     }
@@ -168,7 +168,7 @@ impl NodeRing {
     }
 }
 
-/// Whether `number` is above `of`; both wrap.
+/// Whether `number` is ahead of `of`; both wrap.
 fn is_ahead(number: u32, of: u32) -> bool {
     number.wrapping_sub(of).cast_signed() > 0
 }

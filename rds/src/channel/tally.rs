@@ -17,8 +17,8 @@ use crate::proto::Refused;
 
 /// Length of the memory in bytes: two words for each count.
 const TALLY_LEN: usize = 24;
-/// Number of attempts to take the lock of the counts before it is changed anyway: a process may
-/// have forked while another thread held the lock.
+/// Number of attempts to lock the counts before they are changed anyway: a process may have forked
+/// while another thread held the lock.
 const LOCK_TRIES: usize = 1000;
 
 /// Reason for a refusal.
@@ -32,7 +32,7 @@ pub enum Refusal {
     CongestedWait = 2,
 }
 
-/// Counts of a process, writable.
+/// Writable counts of a process.
 #[derive(Debug)]
 pub struct Tally {
     /// Present until the counts are dropped.
@@ -42,7 +42,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Creates counts of zero.
+    /// Creates counts that are all zero.
     ///
     /// # Errors
     /// The system's error.
@@ -88,7 +88,7 @@ pub(crate) struct TallyReader(File);
 
 impl TallyReader {
     /// Takes over the memory of a process. Returns `None` for anything but a memfd that cannot
-    /// shrink, since other files could block their reader.
+    /// shrink, since other files could block the reader.
     pub(crate) fn new(fd: OwnedFd) -> Option<Self> {
         let seals = fcntl_get_seals(&fd).ok()?;
         seals.contains(SealFlags::SHRINK).then(|| Self(File::from(fd)))
@@ -97,7 +97,7 @@ impl TallyReader {
     /// Reads the counts.
     pub(crate) fn read(&self) -> Refused {
         let mut bytes = [0; TALLY_LEN];
-        // Shorter memory is not from this library: it counts nothing.
+        // Shorter memory is not from this library, so its counts are ignored.
         let is_whole = self.0.read_exact_at(&mut bytes, 0).is_ok();
         let mut counts = [0; TALLY_LEN / 8];
         for (count, chunk) in counts.iter_mut().zip(bytes.chunks_exact(8)).filter(|_| is_whole) {

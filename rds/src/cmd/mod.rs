@@ -1,4 +1,4 @@
-//! Command line of `rds`: one file per command, with its arguments, implementation and output.
+//! The command line of `rds`: one file per command, with its arguments, implementation and output.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
@@ -93,7 +93,7 @@ pub enum Command {
 }
 
 impl LowArgs {
-    /// Returns the output format of the result and of errors.
+    /// Returns the output format for the result and for errors.
     #[must_use]
     pub fn output(&self) -> Output {
         self.output

@@ -1,4 +1,4 @@
-//! `node`: the daemon that owns the nodes of this host, and requests to it.
+//! `node`: the daemon that owns this host's nodes, and requests to it.
 
 mod change;
 mod control;

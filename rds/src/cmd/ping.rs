@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, failed};
 use crate::socket::{Error as SocketError, RdsSocket};
 use crate::wire::PING_PORT;
 
-/// Number of sockets used in turn: the socket of an answer identifies its ping.
+/// Number of sockets used in turn; the socket on which an answer arrives identifies its ping.
 const SOCKETS: usize = 8;
 /// Interval between checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -62,7 +62,7 @@ struct Summary {
 
 struct Slot {
     socket: RdsSocket,
-    /// Number and time of the outstanding ping.
+    /// Number and send time of the outstanding ping.
     sent: Option<(u32, Instant)>,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn run(args: &PingArgs, output: Output) -> Result<(), Error> {
             next = now + args.interval.get();
             sent += 1;
             let slot = &mut slots[(sent as usize - 1) % SOCKETS];
-            // An answer that is this late counts as lost.
+            // A previous ping that is still outstanding counts as lost.
             slot.sent = Some((sent, now));
             if let Err(error) = slot.socket.try_send_to(&[], to) {
                 if !error.is_temporary() {
@@ -117,7 +117,7 @@ pub(super) fn run(args: &PingArgs, output: Output) -> Result<(), Error> {
     finish(args, output, address, sent, &times)
 }
 
-/// Takes and prints the answers that have arrived. Returns false if standard output was closed.
+/// Receives and prints the answers that have arrived. Returns false if standard output was closed.
 fn receive(
     slots: &mut [Slot],
     to: SocketAddr,
@@ -195,7 +195,7 @@ fn wait(slots: &[Slot], limit: Duration) -> Result<(), Error> {
     }
 }
 
-/// Prints a line of text immediately. Returns false if standard output was closed, as by `head`.
+/// Prints a line of text immediately. Returns false if stdout was closed, for example by `head`.
 fn say(output: Output, text: &str) -> Result<bool, Error> {
     match output {
         Output::Text => match write_text(text) {

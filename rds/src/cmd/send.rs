@@ -101,7 +101,7 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
         }
     } else {
         let mut line = Vec::new();
-        // A line longer than a message is refused as a single message.
+        // A line longer than the maximum message is refused as a single message.
         while stdin
             .by_ref()
             .take(PAYLOAD_MAX as u64 + 2)
@@ -118,8 +118,8 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
     output.print(&summary, |_| String::new())
 }
 
-/// Waits until the peer's system has received everything sent from a socket, which is at most
-/// `sent` messages.
+/// Waits until the peer's system has received everything sent from a socket, at most `sent`
+/// messages.
 fn wait_arrived(
     node: &Node,
     socket: &RdsSocket,
@@ -132,7 +132,7 @@ fn wait_arrived(
     loop {
         left = match undelivered(node, socket.port()) {
             Ok(left) => left,
-            // Only a node that has stopped, or was never running, fails to answer.
+            // A node fails to answer only if it has stopped or was never running.
             Err(_) => return Err(Error::new(ErrorKind::Messages, ended(left))),
         };
         if left == 0 {

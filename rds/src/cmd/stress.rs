@@ -21,7 +21,7 @@ use crate::stress::{
 
 /// Number of consecutive ports on which a server listens.
 const SERVER_PORTS: u16 = 16;
-/// Buffer size of all sockets in bytes, if the node or the system allows it.
+/// Buffer size for all sockets in bytes, if the node or the system allows it.
 const BUFFER: usize = 4 << 20;
 
 /// The arguments of `stress`.

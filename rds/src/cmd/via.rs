@@ -46,7 +46,7 @@ pub(super) struct ViaArgs {
     pub(super) peer_port: Option<TcpPort>,
 }
 
-/// A node for a command.
+/// A node for a command to use.
 #[derive(Debug)]
 pub(super) enum Via {
     /// A running node, or the kernel.
@@ -56,7 +56,7 @@ pub(super) enum Via {
 }
 
 impl ViaArgs {
-    /// Returns the node to use for messages to `to`, or at the address that was given.
+    /// Returns the node to use for messages to `to`, or the one at the address that was given.
     pub(super) fn find(&self, to: Option<IpAddr>) -> Result<Via, Error> {
         if let Some(path) = &self.node {
             return self.at_path(path).map(Via::Running);
@@ -151,7 +151,7 @@ pub(super) fn not_running(address: IpAddr) -> Error {
     Error::new(ErrorKind::Node, text)
 }
 
-/// Converts an error of a node's socket, adding a hint for the command line.
+/// Converts an error from a node's socket, adding a hint for the command line.
 pub(super) fn on(node: &Node, kind: ErrorKind) -> impl Fn(SocketError) -> Error + use<> {
     let address = node.address();
     move |error| {
@@ -193,7 +193,7 @@ fn source_of(to: IpAddr) -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Resolves the address of a host, with the family of `like` if given.
+/// Resolves a host to an address, of the same family as `like` if given.
 pub(super) fn resolve(host: &str, like: Option<IpAddr>) -> Result<IpAddr, Error> {
     let what = || format!("cannot resolve host {host:?}; check the name, or write an address");
     let found = (host, 0).to_socket_addrs().map_err(failed(ErrorKind::Node, what()))?;

@@ -1,8 +1,8 @@
 //! Answers that users have not read.
 //!
-//! An answer waits in the user's connection, with descriptors of memory. The system counts these
-//! against the node, and passes no more beyond a limit. So a connection receives one answer at a
-//! time, and each user has a share of all unread ones. An answer counts until it is read, even
+//! An answer waits in the user's connection, with memory descriptors. The system counts these
+//! against the node, and refuses to pass more than a limit. So a connection receives one answer at
+//! a time, and each user has a share of all unread answers. An answer counts until it is read, even
 //! after its connection is closed.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use rtrs_base::time::Instant;
 use super::client::{Client, ClientId};
 use crate::proto::{Shares, Use, UserId};
 
-/// Limits of unread answers.
+/// Limits on unread answers.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     answers: usize,
@@ -59,7 +59,7 @@ impl Answers {
     }
 
     /// Records an answer that is to be sent. Returns false if the connection must not receive it:
-    /// it has not read the previous one, or its user has too many.
+    /// it has not read the previous one, or its user has too many unread answers.
     pub(super) fn begin(&mut self, now: Instant, id: ClientId, client: &Client) -> bool {
         let user = client.user();
         self.forget_if_read(id);
@@ -75,7 +75,7 @@ impl Answers {
         true
     }
 
-    /// Records memory that is to be passed with the answer. Returns false if the user has too much.
+    /// Records memory to be passed with the answer. Returns false if the user would have too much.
     pub(super) fn add_bytes(
         &mut self,
         now: Instant,
@@ -99,8 +99,8 @@ impl Answers {
         true
     }
 
-    /// Forgets the answer to a connection that has become a socket. Its messages would keep it
-    /// unread, and the number of sockets has a limit of its own.
+    /// Forgets the answer to a connection that has become a socket. Messages in the connection
+    /// would keep it unread, and the number of sockets has its own limit.
     pub(super) fn forget(&mut self, id: ClientId) {
         if let Some(Unread { user, bytes, .. }) = self.unread.remove(&id) {
             self.counts.discharge(user, 1);
@@ -124,7 +124,7 @@ impl Answers {
         self.bytes.has_room(user, whole, bytes)
     }
 
-    /// Forgets all answers that were read, except the one that is about to be sent.
+    /// Forgets all answers that have been read, except the one about to be sent.
     fn forget_read(&mut self, id: ClientId) {
         let others = self.unread.keys().copied().filter(|other| *other != id);
         for other in others.collect::<Vec<_>>() {
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
-    /// Connections of the test, and the records of their answers.
+    /// The test's connections and the records of their answers.
     struct Scene {
         answers: Answers,
         clients: Vec<(Client, OwnedFd)>,
@@ -175,7 +175,7 @@ mod tests {
             self.clients.len() - 1
         }
 
-        /// Sends a connection an answer with this many bytes, if it may get one.
+        /// Sends a connection an answer with this many bytes, if it may receive one.
         fn answer(&mut self, number: usize, bytes: usize) -> bool {
             let (now, id) = (Instant::ZERO, number as ClientId);
             let client = &self.clients[number].0;

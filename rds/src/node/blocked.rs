@@ -1,4 +1,4 @@
-//! Reasons why messages wait, and since when: congested ports, and peers that acknowledge nothing.
+//! Why messages are waiting, and since when: congested ports, and peers that acknowledge nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,15 +9,15 @@ use rtrs_base::time::{Duration, Instant};
 use crate::proto::{ConnectionInfo, ConnectionState, Node, TcpInfo};
 use crate::wire::CongestionMap;
 
-/// Interval between checks of messages' progress, while any messages wait.
+/// Interval between checks of messages' progress, while any are waiting.
 const CHECK: Duration = Duration::from_secs(1);
-/// Time without progress, or of congestion, after which the condition is logged.
+/// Time without progress, or with congestion, after which the condition is logged.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
 /// Acknowledged part of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Acked {
-    /// TCP port of the connection at this node.
+    /// TCP port of the connection on this node.
     port: u16,
     bytes: u64,
 }
@@ -34,9 +34,9 @@ struct Stuck {
 #[derive(Clone, Copy, Debug)]
 struct Late {
     since: Instant,
-    /// Cost of the messages on these paths.
+    /// Total cost of the messages on these paths.
     queued: usize,
-    /// The connections of all these paths are up.
+    /// Whether the connections of all these paths are up.
     is_up: bool,
 }
 
@@ -84,8 +84,8 @@ impl Blocked {
         self.ports.get(&(peer, port)).map(|congested| now.since(congested.since))
     }
 
-    /// Returns the time for which a peer has acknowledged nothing, while messages wait for it: the
-    /// longest over its paths.
+    /// Returns how long a peer has acknowledged nothing although messages are waiting for it: the
+    /// longest time over its paths.
     pub(super) fn stuck(&self, now: Instant, peer: IpAddr) -> Option<Duration> {
         // With progress at each check, the time is at most one interval.
         let paths = self.paths.range((peer, 0)..=(peer, usize::MAX));
@@ -164,13 +164,13 @@ impl Blocked {
     }
 }
 
-/// Whether a peer has acknowledged more bytes of the same connection.
+/// Whether a peer has acknowledged more bytes on the same connection.
 fn has_progress(before: Option<Acked>, after: Option<Acked>) -> bool {
     let (Some(before), Some(after)) = (before, after) else { return false };
     before.port == after.port && after.bytes > before.bytes
 }
 
-/// Whether a state that has lasted since `since` must be logged now. Returns true only once.
+/// Whether a condition that has lasted since `since` must be logged now. Returns true only once.
 fn is_reported(now: Instant, since: Instant, is_logged: &mut bool) -> bool {
     now.since(since) >= REPORT_AFTER && !std::mem::replace(is_logged, true)
 }
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(blocked.deadline(), None);
     }
 
-    /// Checks a peer with messages on two paths; `acked` bytes of each are acknowledged.
+    /// Checks a peer with messages on two paths; `acked` counts the bytes acknowledged on each.
     fn check_two_paths(blocked: &mut Blocked, second: u64, acked: [u64; 2]) {
         let peer = PEER.into();
         let info = |path| ConnectionInfo {

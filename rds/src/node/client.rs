@@ -24,7 +24,7 @@ use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
 /// ID of a user's connection.
 pub(super) type ClientId = u64;
 
-/// Connections of a request.
+/// Connections involved in a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     /// Connection that decides which sockets may be changed.
@@ -58,7 +58,7 @@ pub(super) struct Client {
     /// of this end.
     pub(super) is_passed: bool,
     pub(super) inode: u64,
-    /// Socket of the connection; None if no request has arrived yet, or only queries.
+    /// Socket of the connection; None if nothing but queries has arrived yet.
     pub(super) bound: Option<Bound>,
     /// Polls in progress: for input, for room, and for a hangup while the socket is full.
     pub(super) reading: Option<OpId>,
@@ -134,8 +134,8 @@ impl Client {
         self.bound.as_ref().is_some_and(|bound| bound.flow.ring.has_input())
     }
 
-    /// Reads the next packet of the user: from its ring, or from the connection, whichever is
-    /// earlier. Without `all`, packets on the connection that a poll in progress reports may be
+    /// Reads the user's next packet, from the ring or from the connection, whichever was sent
+    /// first. Without `all`, packets on the connection that a poll in progress will report may be
     /// left unread. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
     pub(super) fn read(&mut self, buffer: &mut [u8], all: bool) -> Input {
         let is_reported = self.reading.is_some() && !all;
@@ -218,7 +218,7 @@ impl Client {
         }
     }
 
-    /// Makes the connection readable, for messages in the ring.
+    /// Makes the connection readable to announce messages in the ring.
     ///
     /// # Errors
     /// The system's error, except when the user has disconnected, which the following read notices.
@@ -284,7 +284,7 @@ fn broken(error: &Malformed) -> Input {
     Input::End
 }
 
-/// Next packet of a connection, which stays unread.
+/// Next packet on a connection, which is left unread.
 #[derive(Debug)]
 enum Peeked {
     Packet(Packet),

@@ -1,4 +1,4 @@
-//! All users of a node: the sockets of this and other processes, and the connections for requests.
+//! All users of a node: sockets of this process and of others, and connections for requests.
 
 mod buffers;
 mod delivery;
@@ -23,13 +23,13 @@ use super::untaken::Untaken;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
 use crate::proto::{Event, Node, Outgoing, Refused, SocketId};
 
-/// Maximum number of packets read from one user, or of messages passed on to one user, per turn.
+/// Maximum number of packets read from one user, or messages passed on to one user, per turn.
 const PACKETS_MAX: usize = 128;
-/// Maximum number of packets read when everything sent so far must be read. It exceeds what a unix
+/// Maximum number of packets read if everything sent so far must be read. It exceeds what a unix
 /// socket and a ring hold; the limit keeps a user that never stops sending from holding up the
 /// node.
 const PACKETS_ALL: usize = 8192;
-/// Maximum time for which the messages of a disconnected user wait for room.
+/// Maximum time for which a disconnected user's messages wait for room.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// Purpose of an operation.
@@ -78,7 +78,7 @@ struct Passed {
     tally: Option<OwnedFd>,
 }
 
-/// Listening socket for users.
+/// The socket on which users connect.
 #[derive(Debug)]
 struct Accepting {
     listener: Option<Fd>,
@@ -101,11 +101,11 @@ pub(super) struct Clients {
     accepting: Accepting,
     clients: BTreeMap<ClientId, Client>,
     by_socket: BTreeMap<SocketId, ClientId>,
-    /// Users whose rings the node checks each turn; the others wake the node.
+    /// Users whose rings the node checks every turn; the others wake the node.
     rings: BTreeSet<ClientId>,
     unbound: UnboundClients,
     controls: Controls,
-    /// Users that have disconnected and whose messages still wait, by deadline.
+    /// Users that have disconnected but whose messages are still waiting, by deadline.
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
     untaken: Untaken,
@@ -165,7 +165,7 @@ impl Clients {
         id
     }
 
-    /// Records a connection that neither has a socket nor may change one. Such a connection may be
+    /// Records a connection that has no socket and may not change one. Such a connection may be
     /// closed to make room for others.
     fn is_unbound(&mut self, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get(&id).filter(|client| client.bound.is_none()) else {
@@ -214,8 +214,8 @@ impl Clients {
         busy
     }
 
-    /// Passes on an event of the node to its user. Returns false if the event is not for any of
-    /// these users.
+    /// Passes a node event on to its user. Returns false if the event is not for any of these
+    /// users.
     pub(super) fn event(&mut self, now: Instant, node: &mut Node, event: Event) -> bool {
         match event {
             Event::Congestion(peer) => {
@@ -236,7 +236,7 @@ impl Clients {
         }
     }
 
-    /// Ends a turn: publishes whether messages to new peers may be refused.
+    /// Ends a turn by publishing whether messages to new peers may be refused.
     pub(super) fn end_turn(&mut self, now: Instant, node: &Node) {
         self.board.set_crowded(node.peers().is_crowded());
         self.untaken.plan_check(now);
@@ -270,7 +270,7 @@ impl Clients {
         }
     }
 
-    /// Returns the number of sends that were refused to users, by reason.
+    /// Returns the number of refused sends, by reason.
     pub(super) fn refused(&self) -> Refused {
         self.controls.refused()
     }
@@ -315,7 +315,7 @@ impl Clients {
                 let token = Task::Read(id).token();
                 client.reading = Some(self.port.submit(Op::readable(fd), token));
             }
-            // A full socket is not read, but a hangup must be noticed.
+            // A full socket is not read from, but a hangup must be noticed.
             Some(bound) if client.watching.is_none() && bound.ends_at.is_none() => {
                 client.watching = Some(self.port.submit(Op::hangup(fd), Task::End(id).token()));
             }
@@ -334,7 +334,7 @@ impl Clients {
         self.read(now, node, id, false);
     }
 
-    /// Reads messages of a user: as many as its socket accepts, or with `all` everything sent so
+    /// Reads a user's messages: as many as its socket accepts or, with `all`, everything sent so
     /// far for which there is memory.
     fn read(&mut self, now: Instant, node: &mut Node, id: ClientId, all: bool) {
         // Called recursively when a request concerns another user's messages.
@@ -365,7 +365,7 @@ impl Clients {
         self.poll_read(id);
     }
 
-    /// Removes a user that has disconnected, or has sent invalid data.
+    /// Removes a user that has disconnected or sent invalid data.
     fn end(&mut self, node: &mut Node, id: ClientId) {
         if let Some(bound) = self.remove(node, id) {
             if let Some(at) = bound.ends_at {
@@ -418,13 +418,13 @@ impl Clients {
                 }
             }
             (PacketKind::Watch, Some(socket), _) => {
-                // The congestion may have ended since the user checked.
+                // The congestion may have cleared since the user checked.
                 node.watch(socket, packet.address, packet.port);
             }
             // There is room now; otherwise the packet would not have been read.
             (PacketKind::Full, Some(_), _) | (PacketKind::Wake, Some(_), _) => {}
             (PacketKind::Taken | PacketKind::Token, _, None) => {
-                // Without a control connection, users report on the socket itself. The socket named
+                // Without a control connection, users report on the socket itself. A socket named
                 // on another connection may have been closed.
                 let named = if socket.is_some() { Ok(id) } else { self.meant(id, &packet) };
                 match named {

@@ -11,11 +11,11 @@ use crate::proto::{Tunable, Tuning};
 
 /// Idle time before the first keepalive probe, and interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// Number of unanswered probes after which a connection is lost.
+/// Number of unanswered probes after which a connection is considered lost.
 const KEEPALIVES: u32 = 5;
-/// Minimum and maximum interval between checks for acknowledged bytes while a user waits for them.
+/// Minimum and maximum interval between checks for acknowledged bytes while a user is waiting.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
-/// Minimum and maximum interval when no user waits, and only memory has to be released.
+/// Minimum and maximum interval when no user is waiting, and only memory has to be released.
 const POLL_INTERVALS_IDLE: (Duration, Duration) =
     (Duration::from_millis(10), Duration::from_millis(100));
 
@@ -28,7 +28,7 @@ pub(super) struct Conn {
     /// Polls in progress, for input and for output space.
     pub(super) reading: Option<OpId>,
     pub(super) writing: Option<OpId>,
-    /// No data has been read yet.
+    /// Whether no data has been read yet.
     pub(super) is_fresh: bool,
     /// Time of the next check for acknowledged bytes.
     pub(super) poll_at: Option<Instant>,
@@ -50,8 +50,8 @@ impl Conn {
         }
     }
 
-    /// Schedules the next check for acknowledged bytes, after the peer has acknowledged `acked`
-    /// bytes in total.
+    /// Schedules the next check for acknowledged bytes. The peer has acknowledged `acked` bytes in
+    /// total.
     pub(super) fn plan_poll(&mut self, now: Instant, acked: u64, is_urgent: bool) {
         let progress = std::mem::replace(&mut self.acked, acked) != acked;
         let (shortest, longest) = if is_urgent { POLL_INTERVALS } else { POLL_INTERVALS_IDLE };
@@ -72,7 +72,7 @@ pub(super) fn outgoing(from: IpAddr, dead_after: Duration, tuning: &Tuning) -> i
     Ok(socket)
 }
 
-/// Sets options common to all connections: no delay, a timeout for silent peers, and buffers.
+/// Sets options common to all connections: no delay, a timeout for silent peers, and buffer sizes.
 pub(super) fn prepare(
     socket: &SockRef<'_>,
     dead_after: Duration,
@@ -94,7 +94,7 @@ pub struct BuffersError {
     source: io::Error,
 }
 
-/// Sets the sizes of the buffers of all these connections.
+/// Sets the buffer sizes of all these connections.
 pub(super) fn set_all_buffers<'a>(
     conns: impl Iterator<Item = &'a Fd>,
     tuning: &Tuning,
@@ -109,7 +109,7 @@ pub(super) fn set_all_buffers<'a>(
     last.map_or(Ok(()), |source| Err(BuffersError { failed, all, source }))
 }
 
-/// Sets the sizes of a connection's buffers, unless they are left to the system.
+/// Sets the buffer sizes of a connection, unless they are left to the system.
 fn set_buffers(socket: &SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     let size = |tunable| usize::try_from(tuning.get(tunable)).unwrap_or(usize::MAX);
     match size(Tunable::TcpSndbuf) {
@@ -139,7 +139,7 @@ mod tests {
         tuning.set(Tunable::TcpSndbuf, 8192);
         let error = set_all_buffers(fds.iter(), &tuning).unwrap_err().to_string();
         assert!(error.starts_with("1 of 3 connections keep their buffers: "), "{error}");
-        // The others have the new size, which the system doubles.
+        // The others have the new size, doubled by the system.
         let size = |fd: &Fd| SockRef::from(fd).send_buffer_size().unwrap();
         assert_eq!([size(&fds[0]), size(&fds[2])], [16_384; 2]);
     }

@@ -1,8 +1,8 @@
 //! Control connections, which carry requests about sockets.
 //!
 //! A process opens one when it binds its first socket, and keeps it open, because the process may
-//! later lose the permission to connect, or change its root directory. Each holder of a socket can
-//! let a connection change that socket, and no other.
+//! later lose permission to connect, or change its root directory. Each holder of a socket can let
+//! a connection change that socket, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +10,16 @@ use super::client::ClientId;
 use crate::channel::TallyReader;
 use crate::proto::{Refused, Shares, Use, UserId};
 
-/// Maximum number of control connections of a socket; beyond it, the oldest loses the socket.
+/// Maximum number of control connections per socket; beyond it, the oldest loses the socket.
 const HOLDERS_MAX: usize = 64;
 /// Number of control connections in addition to [`PER_SOCKET`] for each socket that a node may
 /// have.
 const SPARE: usize = 128;
-/// Number of control connections for each socket that a node may have: one user's share of them
-/// still suffices for a process per socket.
+/// Number of control connections for each socket that a node may have: one user's share of them is
+/// still enough for one process per socket.
 const PER_SOCKET: usize = 2;
 
-/// Returns the maximum number of control connections of a node with this many sockets.
+/// Returns the maximum number of control connections for a node with this many sockets.
 pub(crate) fn controls_max(sockets: usize) -> usize {
     PER_SOCKET * sockets + SPARE
 }
@@ -41,9 +41,9 @@ pub(super) struct Controls {
     limit: usize,
     /// Control connections by socket, oldest first.
     holders: BTreeMap<ClientId, Vec<ClientId>>,
-    /// Refused sends of the processes of control connections.
+    /// Refused sends of processes with an open control connection.
     tallies: BTreeMap<ClientId, TallyReader>,
-    /// Refused sends of processes whose control connection is closed.
+    /// Refused sends of processes whose control connection has closed.
     refused: Refused,
 }
 
@@ -98,7 +98,7 @@ impl Controls {
         self.controls.get(&control).is_some_and(|entry| entry.sockets.contains(&socket))
     }
 
-    /// Keeps the counts of refused sends of the process behind a control connection.
+    /// Keeps the tally of refused sends by the process behind a control connection.
     pub(super) fn keep_tally(&mut self, control: ClientId, tally: TallyReader) {
         self.tallies.insert(control, tally);
     }
@@ -124,7 +124,7 @@ impl Controls {
         idle
     }
 
-    /// Takes a socket from a control connection. Returns true if that was its last socket.
+    /// Removes a socket from a control connection. Returns true if that was its last socket.
     fn revoke(&mut self, control: ClientId, socket: ClientId) -> bool {
         let Some(entry) = self.controls.get_mut(&control) else { return false };
         entry.sockets.remove(&socket);

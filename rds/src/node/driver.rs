@@ -15,7 +15,7 @@ use super::report::NodeReport;
 use super::tcp::Tcp;
 use crate::proto::{Event, Node};
 
-/// Time for a stopping node to deliver the messages of its users.
+/// Time for a stopping node to deliver its users' messages.
 const GRACE: Duration = Duration::from_secs(1);
 /// Interval between checks for undelivered messages during that time.
 const GRACE_CHECK: Duration = Duration::from_millis(5);
@@ -37,7 +37,7 @@ pub enum Command {
 
 /// A user that runs on the node's own thread.
 pub trait App {
-    /// Handles an event on one of its sockets, or a change of congestion.
+    /// Handles an event on one of its sockets, or a change in congestion.
     fn event(&mut self, now: Instant, node: &mut Node, event: Event);
     /// Does pending work. Returns true if there was any.
     fn turn(&mut self, now: Instant, node: &mut Node) -> bool;
@@ -144,7 +144,7 @@ impl<A: App> NodeShard<A> {
         any
     }
 
-    /// Stops once all messages of users have arrived, or when the grace period is over.
+    /// Stops once all users' messages have arrived, or when the grace period is over.
     fn end(&mut self, now: Instant) {
         let Some(at) = self.ends_at else { return };
         self.looks_at = Some(now + GRACE_CHECK);

@@ -12,8 +12,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
-/// Time to retry while an address or a path is in use: the kernel releases the sockets of a
-/// predecessor's io_uring only some time after that process has ended.
+/// Time to retry while an address or a path is in use: the kernel releases the sockets of an
+/// earlier process's io_uring only some time after that process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -54,11 +54,11 @@ pub struct UserSocket {
 }
 
 impl UserSocket {
-    /// Listens at a path, for users that its mode admits. Replaces a path on which no process
+    /// Listens at a path, for users admitted by its mode. Replaces a socket on which no process
     /// listens.
     ///
     /// # Errors
-    /// The system's error; `AddrInUse` when another process listens there.
+    /// The system's error; `AddrInUse` if another process is listening there.
     pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         let (fd, file) = patiently(|| bind_seqpacket(path, mode, BACKLOG))?;
         Ok(Self { fd, _file: file })

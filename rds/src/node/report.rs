@@ -1,4 +1,4 @@
-//! State of a node, as reported to its operator.
+//! The state of a node, as reported to its operator.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,9 +20,9 @@ pub struct ClientReport {
     pub pid: u32,
     /// User ID of that process.
     pub uid: u32,
-    /// Received payload that the user has not read.
+    /// Bytes of received payload that the user has not read.
     pub unread_bytes: usize,
-    /// Payload that was sent but not acknowledged.
+    /// Bytes of payload sent but not yet acknowledged.
     pub unacked_bytes: usize,
     /// Seconds for which the port has been congested: peers must not send to it.
     pub congested_seconds: Option<u64>,
@@ -48,7 +48,7 @@ pub struct PathReport {
     pub next_tx: u64,
     /// Sequence number expected next from the peer.
     pub next_rx: u64,
-    /// Bytes that wait to be sent to the peer or to be acknowledged by it.
+    /// Bytes waiting to be sent to the peer or acknowledged by it.
     pub queued_bytes: usize,
 }
 
@@ -59,16 +59,16 @@ pub struct PeerReport {
     pub address: IpAddr,
     /// State of path 0.
     pub state: String,
-    /// Sequence number of the next message to the peer on path 0.
+    /// Sequence number of the next message sent to the peer on path 0.
     pub next_tx: u64,
     /// Sequence number expected next from the peer on path 0.
     pub next_rx: u64,
-    /// Bytes that wait to be sent to the peer or to be acknowledged by it.
+    /// Bytes waiting to be sent to the peer or acknowledged by it.
     pub queued_bytes: usize,
-    /// Bytes that the peer has sent and that have not been read.
+    /// Bytes that the peer has sent and users have not read.
     pub unread_bytes: usize,
-    /// Seconds for which the peer has acknowledged nothing on a path, while messages wait for it:
-    /// the longest of all paths.
+    /// Seconds for which the peer has acknowledged nothing on a path on which messages are waiting:
+    /// the maximum of all paths.
     pub stuck_seconds: Option<u64>,
     /// Congested ports of the peer.
     pub congested_ports: Vec<CongestedPort>,
@@ -130,7 +130,7 @@ impl PathReport {
 pub struct NodeReport {
     /// Address of the node.
     pub address: IpAddr,
-    /// Bytes that peers have sent and that have not been read.
+    /// Bytes that peers have sent and users have not read.
     pub unread_bytes: usize,
     /// Bytes that users have sent and peers have not acknowledged.
     pub unacked_bytes: usize,
@@ -145,7 +145,7 @@ pub struct NodeReport {
 }
 
 impl NodeReport {
-    /// Creates the report of a node whose sockets have these owners.
+    /// Creates the report on a node whose sockets have these owners.
     pub(super) fn new(
         now: Instant,
         node: &Node,

@@ -1,5 +1,5 @@
-//! Shortage of descriptors and memory: the users that wait for them, and the descriptor that is
-//! held in reserve to report the shortage.
+//! Shortage of descriptors and memory: the users waiting for them, and the descriptor held in
+//! reserve to report the shortage.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,7 +11,7 @@ use rtrs_base::time::{Duration, Instant};
 
 use super::client::ClientId;
 
-/// Pause after an accept, or a token to a user, that failed for lack of descriptors or memory.
+/// Pause after an accept, or the sending of a token, fails for lack of descriptors or memory.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// A descriptor reserved for refusing a user when no more are available.
@@ -28,19 +28,19 @@ impl Reserve {
         Self { spare: spare(), refused: None, log: LogLimit::default() }
     }
 
-    /// Logs that a user cannot have a connection or a socket.
+    /// Logs that a user could not be given a connection or a socket.
     pub(super) fn warn(&mut self, now: Instant, error: &io::Error) {
         if let Some(left_out) = self.log.admit(now) {
             tracing::warn!(%error, left_out, "cannot serve another user");
         }
     }
 
-    /// Frees the descriptor for the next connection. Returns false if it is in use already.
+    /// Frees the descriptor for the next connection. Returns false if it is already in use.
     pub(super) fn release(&mut self) -> bool {
         self.spare.take().is_some()
     }
 
-    /// Records a new user, who takes the reserved descriptor if no other is left.
+    /// Records a new user, which holds the reserved descriptor if no other was left.
     pub(super) fn accepted(&mut self, id: ClientId) {
         if self.spare.is_none() && self.refused.is_none() {
             self.spare = spare();
@@ -48,7 +48,7 @@ impl Reserve {
         }
     }
 
-    /// Whether a user holds the reserved descriptor, and so is refused a socket.
+    /// Whether a user holds the reserved descriptor and is therefore refused a socket.
     pub(super) fn is_refused(&self, id: ClientId) -> bool {
         self.refused == Some(id)
     }
@@ -71,7 +71,7 @@ fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").ok().map(OwnedFd::from)
 }
 
-/// Users whose messages have no token, because it could not be sent.
+/// Users whose messages have no token because it could not be sent.
 #[derive(Debug, Default)]
 pub(super) struct Starved {
     clients: BTreeSet<ClientId>,
@@ -80,7 +80,7 @@ pub(super) struct Starved {
 }
 
 impl Starved {
-    /// Plans another attempt for a user if a token could not be sent.
+    /// Schedules another attempt for a user if a token could not be sent.
     pub(super) fn retry_token(&mut self, now: Instant, id: ClientId, sent: io::Result<()>) {
         let Err(error) = sent else { return };
         self.clients.insert(id);
@@ -94,7 +94,7 @@ impl Starved {
         self.clients.remove(&id);
     }
 
-    /// Takes the users to retry, if the next attempt is due.
+    /// Takes the users to retry if the next attempt is due.
     pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<ClientId> {
         if self.retry_at.is_none_or(|at| at > now) {
             return BTreeSet::new();

@@ -23,14 +23,14 @@ use crate::channel::Connect;
 use crate::proto::{Config, Node, Tunable, Tuning};
 use crate::wire::TCP_PORT;
 
-/// Number of submissions that a ring queues per turn before it submits them early.
+/// Number of submissions that a ring queues in one turn before it submits them early.
 const RING_ENTRIES: u32 = 512;
-/// Maximum time for a node to answer.
+/// Maximum time to wait for a node's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Path of the kernel's module in sysfs, which exists while the module is loaded.
+/// Path of the kernel module in sysfs; exists while the module is loaded.
 const KERNEL_RDS: &str = "/sys/module/rds_tcp";
-/// Ports below this number require a privilege.
+/// Ports below this number are privileged.
 const PRIVILEGED_PORTS: u16 = 1024;
 
 /// Options of a node.
@@ -63,7 +63,7 @@ impl NodeOptions {
     }
 }
 
-/// Reason why a node does not start.
+/// Reason why a node cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The node cannot listen for peers.
@@ -115,7 +115,7 @@ impl NodeHandle {
             let (ring, mut shard) = match prepare(&options, users.as_ref(), NoApp, mailbox) {
                 Ok(prepared) => prepared,
                 Err(error) => {
-                    // The caller waits for this.
+                    // The caller is waiting for this.
                     let _ = report.send(Err(error));
                     return Ok(());
                 }
@@ -139,14 +139,14 @@ impl NodeHandle {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Returns the node's state; `None` if the node does not answer.
+    /// Returns the node's state; `None` if the node does not respond.
     pub fn report(&self) -> Option<NodeReport> {
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Report(reply));
         answer.recv_timeout(ANSWER_TIME_MAX).ok()
     }
 
-    /// Resets the connections to a peer that are up, as faults would; they are reestablished.
+    /// Resets the open connections to a peer, as a fault would; they are then reestablished.
     /// Returns the number of connections that were reset.
     pub fn reset(&self, peer: IpAddr) -> usize {
         let (reply, answer) = mpsc::channel();
@@ -154,7 +154,7 @@ impl NodeHandle {
         answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(0)
     }
 
-    /// Changes settings of the running node, which apply to new connections in any case.
+    /// Changes settings of the running node. New connections use them in any case.
     ///
     /// # Errors
     /// See [`BuffersError`].
@@ -164,7 +164,7 @@ impl NodeHandle {
         }
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Retune(reply));
-        // A node that does not answer applies the change later.
+        // A node that does not respond in time applies the change later.
         answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(Ok(()))
     }
 
@@ -225,7 +225,7 @@ pub fn run_with<A: App>(options: &NodeOptions, app: A) -> Result<A, StartError> 
 
 /// Makes the C library keep freed memory for the next messages. By default it returns memory to the
 /// system when a burst of messages has been read, and obtains it again page by page for the next
-/// burst, which costs more than half of the throughput. When a block of this size is freed, the
+/// burst, which costs more than half of the throughput. After a block of this size is freed, the
 /// library keeps up to twice as much (mallopt(3), "dynamic mmap threshold"); with a different
 /// allocator this has no effect.
 fn keep_memory() {

@@ -1,7 +1,7 @@
 //! Connections to peers: accepts, connects, reads and writes as instructed by the node.
 //!
-//! The ring reports readiness; data is moved by nonblocking calls, from and to the memory of the
-//! messages themselves. A read takes everything that has arrived, often many messages, into one
+//! The ring reports readiness; nonblocking calls move the data. A write sends the messages straight
+//! from their memory. A read takes everything that has arrived, often many messages, into one
 //! buffer of the shard, from which payloads are copied. An idle connection has no buffer.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -157,7 +157,7 @@ impl Tcp {
             }
         }
         self.obey(now, node);
-        // A user that begins to wait touches no connection, so all are checked.
+        // A user that starts waiting does not touch any connection, so all are checked.
         let was_awaited = std::mem::replace(&mut self.is_awaited, node.ports().has_refused());
         if self.is_awaited && !was_awaited {
             self.touched.extend(self.conns.keys());
@@ -320,8 +320,7 @@ impl Tcp {
         let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
         let former = if is_fresh { node.peers().predecessors(link) } else { Vec::new() };
         for former in former {
-            // Drain the former connection completely: its data must be read before its successor's
-            // data.
+            // Drain the predecessor completely: its data must be read before its successor's.
             self.read(now, node, former, READS_ALL);
         }
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -374,7 +373,7 @@ impl Tcp {
                     break;
                 }
                 Err(error) => {
-                    // Data that arrived before the end must still be read; the poll reports it.
+                    // Read what arrived before the failure, which the poll then reports.
                     tracing::debug!(%error, "cannot write");
                     self.read(now, node, link, READS_ALL);
                     return;

@@ -1,4 +1,4 @@
-//! Tests of users that violate the protocol: the node disconnects them; others are not affected.
+//! Tests of users that violate the protocol: the node disconnects them without affecting others.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 use super::{NodeHandle, NodeOptions};
 use crate::channel::{Connect, PACKET_LEN, Packet, PacketKind};
 
-/// Timeout of any step on a busy machine.
+/// Timeout for any step, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -27,7 +27,7 @@ fn start() -> NodeHandle {
     NodeHandle::start(options, None).unwrap()
 }
 
-/// Waits until `check` holds.
+/// Waits until `check` returns true.
 fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !check() {
@@ -115,8 +115,8 @@ fn works(node: &NodeHandle) {
     assert_eq!((done.kind, done.value, fds.len()), (PacketKind::Done, 0, 1));
 }
 
-/// Name of a descriptor that is not a connection, the descriptor, and a check that no process holds
-/// it anymore.
+/// The name of a descriptor that is not a connection, the descriptor, and a check that no process
+/// holds it anymore.
 type Wrong = (&'static str, OwnedFd, Box<dyn Fn() -> bool>);
 
 fn at_its_end(fd: OwnedFd) -> Box<dyn Fn() -> bool> {
@@ -135,7 +135,7 @@ fn wrong_descriptors(dir: &std::path::Path) -> Vec<Wrong> {
     };
     let (reader, writer) = std::io::pipe().unwrap();
     let [stream, other_stream] = pair(Type::STREAM);
-    // Always readable, without input.
+    // Always readable, but without input.
     let [datagrams, _] = pair(Type::DGRAM);
     rustix::net::shutdown(&datagrams, rustix::net::Shutdown::Read).unwrap();
     let named = socket(Type::DGRAM);
@@ -178,7 +178,7 @@ fn descriptors_other_than_connections_disconnect_their_user() {
         works(&node);
         last = Some(user);
     }
-    // The request goes over the socket itself.
+    // The request is sent over the socket itself.
     let file = std::fs::File::open("/dev/zero").unwrap();
     let User { socket, .. } = last.unwrap();
     put(&socket, &Packet::new(PacketKind::Control), &[], &[file.as_fd()]);
@@ -202,7 +202,7 @@ fn too_many_descriptors_disconnect_their_user() {
     works(&node);
 }
 
-/// Otherwise the user would hold an end of the socket, or leave its port bound after disconnecting.
+/// Otherwise, the user would hold an end of the socket or leave its port bound on disconnecting.
 #[test]
 fn a_passed_connection_does_not_become_a_socket() {
     let node = start();
@@ -219,8 +219,8 @@ fn a_control_connection_that_is_closed_for_others_leaves_no_socket() {
     let node = start();
     let users: Vec<User> = (0..3).map(|_| user(&node)).collect();
     assert_eq!(sockets(&node), 3);
-    // The control connections no longer have sockets, and are closed to make room for newer
-    // connections.
+    // The control connections no longer have sockets, so they are closed to make room for newer
+    // ones.
     let controls: Vec<OwnedFd> = users.into_iter().map(|user| user.control).collect();
     wait_for("the sockets to be closed", || sockets(&node) == 0);
     let newer: Vec<OwnedFd> = (0..260).map(|_| node.way().connect().unwrap()).collect();
@@ -246,7 +246,7 @@ fn a_user_that_does_not_read_its_answer_gets_no_other() {
     works(&node);
 }
 
-/// Programs may close descriptors that they do not know.
+/// Programs may close descriptors that they do not recognize.
 #[test]
 fn a_socket_without_its_control_connection_reports_what_it_has_taken() {
     let node = start();
@@ -261,7 +261,7 @@ fn a_socket_without_its_control_connection_reports_what_it_has_taken() {
     assert_eq!(get(&socket).map(|(packet, _)| packet.kind), Some(PacketKind::Token));
 }
 
-/// Each request makes the node send a token while messages wait.
+/// Each request makes the node send a token while messages are waiting.
 #[test]
 fn a_user_that_asks_for_tokens_without_end_fills_only_its_own_connection() {
     let node = start();

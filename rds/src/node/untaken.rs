@@ -10,15 +10,15 @@ use super::client::ClientId;
 /// take, unless they are killed first.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Users that have not taken everything that was passed on to them.
+/// Users that have not taken everything that was passed to them.
 #[derive(Debug, Default)]
 pub(super) struct Untaken {
     pub(super) clients: BTreeSet<ClientId>,
     /// Users whose ports are congested.
     pub(super) congested: BTreeSet<ClientId>,
-    /// Users whose messages wait for room in their rings.
+    /// Users whose messages are waiting for room in their rings.
     waiting: BTreeSet<ClientId>,
-    /// Users whose rings had messages since the last check.
+    /// Users whose rings have held messages since the last check.
     unread: BTreeSet<ClientId>,
     check_at: Option<Instant>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Untaken {
 pub(super) struct Due {
     /// Users of congested ports or full rings.
     pub(super) waiting: BTreeSet<ClientId>,
-    /// Users whose rings had messages.
+    /// Users whose rings have held messages.
     pub(super) unread: BTreeSet<ClientId>,
 }
 
@@ -43,7 +43,7 @@ impl Untaken {
         }
     }
 
-    /// Records whether messages wait for room in the ring of a user.
+    /// Records whether messages are waiting for room in a user's ring.
     pub(super) fn set_waiting(&mut self, id: ClientId, waits: bool) {
         if waits {
             self.waiting.insert(id);

@@ -26,7 +26,7 @@ pub struct Config {
     pub generation: u32,
     /// Seed for random delays and ports.
     pub seed: u64,
-    /// Maximum number of bytes that a socket may have sent without acknowledgment by its peers; see
+    /// Maximum number of bytes that a socket may have sent and its peers have not acknowledged; see
     /// [`Node::set_buffers`](super::Node::set_buffers).
     pub sndbuf: usize,
     /// Maximum number of bytes that may wait for a socket's reader before peers have to stop
@@ -34,13 +34,13 @@ pub struct Config {
     pub rcvbuf: usize,
     /// Maximum size that a socket may request for either buffer.
     pub buffer_max: usize,
-    /// Maximum number of bytes that may wait for one socket, whatever peers do; further messages
-    /// are dropped.
+    /// Maximum number of bytes that may wait for one socket, no matter what peers do; further
+    /// messages are dropped.
     pub port_memory: usize,
-    /// Limit like [`port_memory`](Self::port_memory) for everything sent by one peer.
+    /// Like [`port_memory`](Self::port_memory), for everything sent by one peer.
     pub peer_memory: usize,
-    /// Limit like [`port_memory`](Self::port_memory) for the whole node; sent messages have a
-    /// separate limit of the same size.
+    /// Like [`port_memory`](Self::port_memory), for the whole node; sent messages have a separate
+    /// limit of the same size.
     pub memory: usize,
     /// Maximum number of sockets.
     pub sockets_max: usize,
@@ -48,7 +48,7 @@ pub struct Config {
     /// evicted.
     pub peers_max: usize,
     /// Maximum number of connections to a peer, 1 to [`PATHS_MAX`]. Peers that support only one
-    /// connection get one.
+    /// connection have one.
     pub paths: usize,
     /// Settings that can change while the node runs.
     pub tuning: Tuning,
@@ -67,7 +67,7 @@ impl Config {
             address,
             generation,
             seed,
-            // Default of kernel sockets: half of net.core.wmem_default.
+            // Default for kernel sockets: half of net.core.wmem_default.
             sndbuf: 212_992 / 2,
             rcvbuf: 212_992 / 2,
             buffer_max: 64 << 20,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 pub struct SocketId {
     /// Port of the socket.
     pub port: u16,
-    /// Distinguishes successive sockets of the port.
+    /// Distinguishes successive sockets bound to the port.
     pub(super) serial: u64,
 }
 
@@ -16,11 +16,11 @@ pub struct SocketId {
 pub struct Outgoing {
     /// Destination node of the message.
     pub to: IpAddr,
-    /// Port at that node.
+    /// Port on that node.
     pub port: u16,
     /// Payload of the message.
     pub payload: Vec<u8>,
-    /// Number by which the sender recognizes the completion of the message, if it wants one.
+    /// Number that identifies the message's completion to the sender, if it wants one.
     pub cookie: Option<u32>,
 }
 
@@ -31,7 +31,7 @@ impl Outgoing {
     }
 }
 
-/// A TCP connection, starting with the order to connect or with the accept.
+/// A TCP connection, from the order to connect or the accept onwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkId(pub(super) u64);
 
@@ -41,20 +41,20 @@ impl LinkId {
         self.0
     }
 
-    /// Returns the link with a number.
+    /// Returns the link with this number.
     pub const fn of(number: u64) -> Self {
         Self(number)
     }
 }
 
-/// Event of a TCP connection, for counters and information.
+/// Event on a TCP connection, for counters and diagnostics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpEvent {
     /// The TCP ports of the connection are known.
     Ports {
-        /// Port at this node.
+        /// Local port.
         own: u16,
-        /// Port at the peer.
+        /// The peer's port.
         peer: u16,
     },
     /// There is input.
@@ -76,16 +76,16 @@ pub enum Order {
         /// Address of the peer.
         to: IpAddr,
     },
-    /// Close the connection; nothing more must be reported about it.
+    /// Close the connection and report nothing more about it.
     Close(LinkId),
 }
 
-/// Event for the users of sockets. Each is reported once until it has been handled.
+/// Event for the users of sockets. An event is not reported again until it has been handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Messages or congestion updates wait for this socket.
+    /// Messages or congestion updates are waiting for this socket.
     Readable(SocketId),
-    /// A socket that was full may send again.
+    /// This socket was full and may send again.
     Writable(SocketId),
     /// The congestion map of this peer has changed.
     Congestion(IpAddr),

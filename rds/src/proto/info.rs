@@ -11,11 +11,11 @@ pub struct SocketInfo {
     pub sndbuf: usize,
     /// Receive buffer size in bytes.
     pub rcvbuf: usize,
-    /// Payload of the messages that were sent but not acknowledged.
+    /// Payload of the messages that have been sent but not acknowledged.
     pub in_flight: usize,
     /// Number of these messages.
     pub in_flight_messages: usize,
-    /// Payload of the messages that its user has not taken.
+    /// Payload of the messages that its user has not read.
     pub waiting: usize,
 }
 
@@ -62,10 +62,10 @@ pub struct ConnectionInfo {
     pub state: ConnectionState,
     /// Whether data is being written to the peer.
     pub is_sending: bool,
-    /// Cost of messages that wait to be sent to the peer or to be acknowledged by it.
+    /// Cost of messages waiting to be sent to the peer or acknowledged by it.
     pub queued: usize,
-    /// Cost of messages that the peer has sent and users have not read, over all paths; only in
-    /// the state of path 0.
+    /// Cost of messages that the peer has sent and users have not read, over all paths; reported
+    /// only for path 0.
     pub held: usize,
 }
 
@@ -76,9 +76,9 @@ pub struct TcpInfo {
     pub peer: IpAddr,
     /// Number of the path to the peer.
     pub path: usize,
-    /// TCP port at this node.
+    /// TCP port on this node.
     pub own_port: u16,
-    /// TCP port at the peer.
+    /// TCP port on the peer.
     pub peer_port: u16,
     /// Bytes missing from the header that is being received; 0 between messages.
     pub header_left: usize,
@@ -95,7 +95,7 @@ pub struct TcpInfo {
 /// Queue that a message is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueKind {
-    /// Not passed to a connection yet.
+    /// Not yet passed to a connection.
     Send,
     /// Not acknowledged.
     Retransmit,
@@ -114,8 +114,8 @@ pub struct MessageInfo {
     pub len: usize,
     /// Address of the peer.
     pub peer: IpAddr,
-    /// Port at this node.
+    /// Port on this node.
     pub local_port: u16,
-    /// Port at the peer.
+    /// Port on the peer.
     pub peer_port: u16,
 }

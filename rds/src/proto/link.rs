@@ -1,5 +1,5 @@
-//! One TCP connection: its queued data, how much of that data is written and acknowledged, and the
-//! received data.
+//! One TCP connection: its queued data, how much of that data has been written and acknowledged,
+//! and the received data.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -11,8 +11,8 @@ use super::info::TcpInfo;
 use super::outbox::Message;
 use crate::wire::{Decoder, HEADER_LEN, Header};
 
-/// Maximum number of bytes that are queued on a connection and not yet written. A congestion map
-/// has to wait behind them, and queued messages can no longer be canceled.
+/// Maximum number of bytes queued on a connection but not yet written. A congestion map has to wait
+/// behind them, and queued messages can no longer be canceled.
 const AHEAD: usize = 256 << 10;
 
 /// Purpose of a connection.
@@ -22,7 +22,7 @@ pub(super) enum Role {
     Connecting,
     /// We connect to a smaller peer and close immediately, so that it connects to us.
     Kicking,
-    /// Accepted, and has not delivered valid data yet. Once it does, it replaces the connection of
+    /// Accepted, but has not delivered valid data yet. Once it does, it replaces the connection of
     /// its path, if one is up.
     Candidate,
     /// Carries messages.
@@ -68,12 +68,12 @@ pub(super) struct Link {
     /// Path number; 0 until the first header of an accepted connection shows it.
     pub(super) path: usize,
     pub(super) decoder: Decoder,
-    /// Bytes held by the decoder, as counted in memory limits.
+    /// Bytes held by the decoder, as counted toward memory limits.
     pub(super) held: usize,
     /// The peer's node has sent data, so it has accepted the connection. Before that, only the
     /// peer's system has accepted it, and may still reset it and lose all acknowledged data.
     pub(super) is_taken: bool,
-    /// Generation in the last map of the peer.
+    /// Generation in the last map from the peer.
     pub(super) generation: Option<u32>,
     /// Our map has changed since it was last queued.
     pub(super) map_is_due: bool,
@@ -81,7 +81,7 @@ pub(super) struct Link {
     pub(super) has_probed: bool,
     pub(super) tcp_ports: TcpPorts,
     frames: VecDeque<Frame>,
-    /// The first frame that is not completely written.
+    /// The first frame that has not been completely written.
     cursor: usize,
     handed: u64,
     written: u64,
@@ -150,7 +150,7 @@ impl Link {
         count
     }
 
-    /// Records that `count` more bytes are written.
+    /// Records that `count` more bytes have been written.
     pub(super) fn wrote(&mut self, count: usize) {
         self.written += count as u64;
         while let Some(frame) = self.frames.get_mut(self.cursor)
@@ -197,12 +197,12 @@ impl Link {
         }
     }
 
-    /// Whether written bytes are not yet acknowledged.
+    /// Whether some written bytes have not been acknowledged yet.
     pub(super) fn is_unacked(&self) -> bool {
         self.cursor > 0
     }
 
-    /// Returns the number of frames that are written and not acknowledged.
+    /// Returns the number of frames that have been written but not acknowledged.
     pub(super) fn unacked_frames(&self) -> usize {
         self.cursor
     }
@@ -234,8 +234,8 @@ impl Link {
         let mut start = None;
         let each = |frame: Frame| {
             let len = (HEADER_LEN + frame.payload().len()) as u64;
-            // A written map has lost its payload, but precedes every frame of which nothing is
-            // written.
+            // A written map has lost its payload, but precedes every frame of which nothing has
+            // been written.
             let begins = start.replace(frame.end).unwrap_or(frame.end - len);
             let Body::Message(mut message) = frame.body else { return None };
             message.is_begun |= begins < written;

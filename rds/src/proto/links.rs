@@ -54,7 +54,7 @@ impl Links {
         self.links.get_mut(&id)
     }
 
-    /// Returns all connections in the order of their numbers.
+    /// Returns all connections in numerical order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
         self.links.values()
     }
@@ -82,7 +82,7 @@ impl Links {
         self.ready.insert(id);
     }
 
-    /// Returns the connections to a peer that have received a map of a run other than this one.
+    /// Returns the connections to a peer that have received a map from a run other than this one.
     pub(super) fn of_other_runs(&self, peer: IpAddr, generation: Option<u32>) -> Vec<LinkId> {
         let is_other = |link: &Link| {
             link.peer == peer && link.generation.is_some() && link.generation != generation
@@ -90,7 +90,7 @@ impl Links {
         self.links.iter().filter(|(_, link)| is_other(link)).map(|(id, _)| *id).collect()
     }
 
-    /// Whether any connection to a peer, except `id`, has received a map of this run.
+    /// Whether any connection to a peer, except `id`, has received a map from this run.
     pub(super) fn has_run(&self, peer: IpAddr, generation: u32, id: LinkId) -> bool {
         let is_it = |link: &Link| link.peer == peer && link.generation == Some(generation);
         self.links.iter().any(|(other, link)| *other != id && is_it(link))

@@ -1,4 +1,4 @@
-//! A node: its sockets, its peers and the data between them.
+//! A node: its sockets, its peers and the data exchanged between them.
 
 mod receive;
 mod users;
@@ -32,9 +32,9 @@ pub struct Node {
     config: Config,
     ports: Ports,
     peers: Peers,
-    /// Counters of data between peers and sockets.
+    /// Counters of data exchanged between peers and sockets.
     stats: Stats,
-    /// Rate limit on log lines that peers can cause.
+    /// Rate limit for log lines that peers can trigger.
     bad_streams: LogLimit,
 }
 
@@ -47,7 +47,7 @@ pub struct AckProgress {
     pub acked: u64,
     /// Whether a user, or a peer that pings, waits for more acknowledgments.
     pub is_awaited: bool,
-    /// Whether so much is unacknowledged that each write must be followed by a check.
+    /// Whether so much data is unacknowledged that each write must be followed by a check.
     pub is_much: bool,
 }
 
@@ -91,7 +91,7 @@ impl Node {
         &self.ports
     }
 
-    /// Returns the sockets, for their users.
+    /// Returns the sockets, for use by their users.
     pub fn ports_mut(&mut self) -> &mut Ports {
         &mut self.ports
     }
@@ -154,7 +154,7 @@ impl Node {
         self.apply_effects();
     }
 
-    /// Passes consequences of changed connections to the sockets.
+    /// Passes the effects of changes to connections on to the sockets.
     fn apply_effects(&mut self) {
         for effect in std::mem::take(&mut self.peers.effects) {
             match effect {
@@ -165,7 +165,7 @@ impl Node {
         }
     }
 
-    /// Sends our changed map to all peers. `cleared` names the groups of ports that may have been
+    /// Sends our changed map to all peers. `cleared` is the groups of ports that may have been
     /// cleared.
     fn map_changed(&mut self, cleared: u64) {
         self.ports.congestion_changed(self.config.address, cleared);

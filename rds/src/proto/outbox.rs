@@ -1,8 +1,8 @@
-//! Queue of messages for one peer, and their sequence numbers.
+//! Queue of messages to one peer, with their sequence numbers.
 //!
-//! A message gets its sequence number when it is first queued on a connection. Messages of a lost
-//! connection return to the front, in order, with their numbers, and are marked as retransmitted;
-//! those that the connection had not begun to send give up their numbers.
+//! A message is assigned its sequence number when it is first queued on a connection. Messages of a
+//! lost connection return to the front, in order, with their numbers, and are marked as
+//! retransmitted; those that the connection had not begun to send give up their numbers.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use crate::wire::{Header, RETRANSMITTED};
 pub(super) enum Owner {
     /// Sent by a socket, and counted in its send buffer. Resent until acknowledged.
     Socket(SocketId),
-    /// Canceled message, or message of a closed socket: sent at most once.
+    /// A canceled message, or a message of a closed socket: sent at most once.
     Nobody,
     /// The answer to a ping or probe. Resent until acknowledged.
     Pong,
@@ -30,7 +30,7 @@ pub(super) enum Owner {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) owner: Owner,
-    /// User against whose share of the memory the message counts, even after its socket was closed.
+    /// User whose share of the memory the message uses, even after its socket is closed.
     pub(super) user: UserId,
     pub(super) sport: u16,
     pub(super) dport: u16,
@@ -38,13 +38,13 @@ pub(super) struct Message {
     pub(super) extensions: [u8; 16],
     /// Sequence number, while a connection has the message queued or has begun to send it.
     pub(super) sequence: Option<u64>,
-    /// A connection has begun to send the message: the peer may have it.
+    /// A connection has begun to send the message, so the peer may have it.
     pub(super) is_begun: bool,
-    /// Notice that the sender requested.
+    /// Notification that the sender requested.
     pub(super) completion: Option<Completion>,
 }
 
-/// Notice to a socket that one of its messages no longer needs resources.
+/// Notification to a socket that one of its messages no longer needs resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Completion {
     pub(super) socket: SocketId,
@@ -100,7 +100,7 @@ impl Outbox {
         Some(self.number(message))
     }
 
-    /// Assigns a message its header.
+    /// Creates a message's header, assigning a sequence number if it has none.
     pub(super) fn number(&mut self, mut message: Message) -> (Header, Message) {
         let is_repeat = message.is_begun && !mutated!(RdsRepeatUnmarked);
         let flags = if is_repeat { RETRANSMITTED } else { 0 };
@@ -128,7 +128,7 @@ impl Outbox {
             if !message.is_begun
                 && let Some(sequence) = message.sequence.take()
             {
-                // Messages not begun have the newest numbers, and are visited newest first.
+                // Messages not yet begun have the newest numbers, and are visited newest first.
                 self.next_tx = self.next_tx.min(sequence);
             }
             match message.owner {

@@ -26,10 +26,10 @@ const AWAY: Duration = Duration::from_secs(600);
 const STALE: Duration = Duration::from_secs(300);
 
 /// Time for a new peer to send its first valid data; until then, silent and absent peers are
-/// evicted first. The data may have arrived and not have been read yet.
+/// evicted first. The data may have arrived but not been read yet.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Reasons why a peer can be forgotten, in the order of eviction.
+/// Reasons why a peer can be forgotten, in order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Evicted {
     /// The peer has never sent anything valid.
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Returns the established connections, in the order of their paths.
+    /// Returns the established connections, in path order.
     pub(super) fn up(&self) -> impl Iterator<Item = LinkId> {
         self.paths.iter().filter_map(|path| path.connection.up())
     }
@@ -162,13 +162,13 @@ impl Peer {
         of_paths.chain(self.unassigned.iter().copied()).collect()
     }
 
-    /// Whether any messages wait to be sent.
+    /// Whether any messages are waiting to be sent.
     pub(super) fn has_messages(&self) -> bool {
         self.paths.iter().any(|path| path.outbound.has_messages())
     }
 
     /// Whether to establish a connection for a path that has none. The first path comes first; the
-    /// others follow when both nodes know of them.
+    /// others follow once both nodes know of them.
     pub(super) fn wants_connection(&self, index: usize) -> bool {
         let Path { connection, outbound, .. } = &self.paths[index];
         if index > 0 {
@@ -195,7 +195,7 @@ impl Peer {
         times.max().unwrap_or(Instant::ZERO)
     }
 
-    /// Returns the rank of the peer in the order of eviction: by class, then the oldest first.
+    /// Returns the rank of the peer in the order of eviction: by class, then oldest first.
     pub(super) fn eviction_rank(&self, now: Instant) -> (Evicted, Instant) {
         let since = self.since();
         let is_fresh = now.since(since) < FRESH;
@@ -220,7 +220,7 @@ impl Peer {
     }
 
     /// Records that a path needs no connection. Returns the time at which to check whether the peer
-    /// is stale, unless a timer is set already.
+    /// is stale, unless a timer is already set.
     pub(super) fn rest(&mut self, now: Instant, index: usize) -> Option<Instant> {
         self.paths[index].connection.rest();
         if self.inbound.has_sent() || self.check_at.is_some() {
@@ -250,7 +250,7 @@ impl Peer {
         !self.inbound.is_congested(dport) && outbound.push_pong(dport, generation, max)
     }
 
-    /// Removes the messages that a former run of the peer may have delivered. Sequence numbers
+    /// Removes the messages that an earlier run of the peer may have delivered. Sequence numbers
     /// restart if `renumbers`.
     pub(super) fn restart(&mut self, renumbers: bool) -> Vec<Message> {
         let mut dropped = Vec::new();

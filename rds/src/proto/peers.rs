@@ -28,7 +28,7 @@ use crate::wire::{CongestionMap, Extensions, Header, Kind};
 
 /// Maximum time for which messages wait for a peer's first map. If the peer announces its
 /// generation, this applies to the first map on each connection: the messages are for the current
-/// run of the peer, and a later run must not get them.
+/// run of the peer, and a later run must not receive them.
 const HOLD: Duration = Duration::from_secs(1);
 /// Delay after which messages of closed sockets are abandoned. Many sockets are handled together,
 /// because all queues must be searched.
@@ -70,7 +70,7 @@ pub struct Peers {
     prng: Prng,
     /// Seed that makes it unpredictable which ports share a path.
     spread_seed: u32,
-    /// Rate limits on log lines that peers can cause.
+    /// Rate limits for log lines that peers can trigger.
     restarts: LogLimit,
     refusals: LogLimit,
     troubles: PeerLog,
@@ -336,7 +336,7 @@ impl Peers {
         }
     }
 
-    /// Starts to carry messages on a connection.
+    /// Starts carrying messages on a connection.
     fn up(&mut self, now: Instant, id: LinkId) {
         // Messages of closed sockets may only use connections that were already up.
         self.abandon_closed();
@@ -375,7 +375,7 @@ impl Peers {
         }
     }
 
-    /// Assigns an accepted connection to a path, where the connection takes over.
+    /// Assigns an accepted connection to a path, which uses it from then on.
     fn assign(&mut self, now: Instant, id: LinkId, index: usize) {
         let Some(link) = self.links.get_mut(id) else { return };
         let address = link.peer;
@@ -384,8 +384,8 @@ impl Peers {
             .paths()
             .get(index)
             .is_some_and(|path| path.connection.up().is_some_and(|up| up > id));
-        // The peer has opened a newer connection, or knows a former run of this node that had more
-        // paths.
+        // The peer has opened a newer connection, or remembers an earlier run of this node that had
+        // more paths.
         if is_older || index >= self.config.paths() {
             self.close(now, id);
             return;
@@ -550,7 +550,7 @@ impl Peers {
         }
     }
 
-    /// Drops messages that a former run of the peer may have received; they must not be resent.
+    /// Drops messages that an earlier run of the peer may have received; they must not be resent.
     fn restarted(&mut self, now: Instant, from: IpAddr, renumbers: bool) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let dropped = peer.restart(renumbers);
@@ -582,7 +582,7 @@ impl Peers {
                 self.close(now, id);
                 return None;
             }
-            // Close connections to a former run first, which returns their messages.
+            // Close connections to earlier runs first, which returns their messages.
             Run::New => {
                 for other in self.links.of_other_runs(from, generation) {
                     self.close(now, other);
@@ -599,7 +599,7 @@ impl Peers {
             self.links.wake(id);
         }
         if index > 0 {
-            // Only announces the path, because maps on several paths could arrive out of order.
+            // Only announces the path: maps on several paths could arrive out of order.
             return None;
         }
         let change = peer.inbound.replace_map(map);
@@ -631,8 +631,8 @@ impl Peers {
         }
     }
 
-    /// Records a closed socket with messages in queues. The messages are sent at most once more,
-    /// over the current connection if one is up.
+    /// Records a closed socket whose messages are still queued. The messages are sent at most once
+    /// more, over the current connection if one is up.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
         self.closed.insert(id);
     }

@@ -35,7 +35,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// Returns the cost of the message in memory limits.
+    /// Returns what the message costs against the memory limits.
     pub(super) fn cost(&self) -> usize {
         Amount::one(self.payload.len()).cost()
     }
@@ -55,7 +55,7 @@ pub enum Pending {
 /// State of a socket's buffers, in bytes of payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferUse {
-    /// Bytes sent and not acknowledged.
+    /// Bytes sent but not yet acknowledged.
     pub in_flight: usize,
     /// Bytes received that the user has not taken.
     pub waiting: usize,
@@ -83,16 +83,16 @@ pub(super) struct Socket {
     /// Payload of the messages in the inbox, and of the passed messages that the user has not taken
     /// yet.
     waiting: usize,
-    /// Messages that were sent and are not acknowledged.
+    /// Messages that were sent but are not acknowledged.
     in_flight: Amount,
     pub(super) sndbuf: usize,
     pub(super) rcvbuf: usize,
-    /// Groups of ports that the user waits for, and groups that are no longer congested.
+    /// Groups of ports that the user is waiting for, and groups that are no longer congested.
     watched: u64,
     pub(super) updates: u64,
     /// Cookies of messages that are complete, oldest first.
     completed: VecDeque<u32>,
-    /// The socket was reported as readable, and has not been read since.
+    /// The socket was reported as readable, but has not been read since.
     is_reported: bool,
 }
 
@@ -104,7 +104,7 @@ impl Socket {
             || self.completed.len() >= COMPLETED_MAX
     }
 
-    /// Returns the messages that wait for the reader, oldest first.
+    /// Returns the messages that are waiting for the reader, oldest first.
     pub(super) fn inbox(&self) -> impl Iterator<Item = &Received> {
         self.inbox.iter()
     }
@@ -121,16 +121,16 @@ pub(super) struct Closed {
     pub(super) inbox: VecDeque<Received>,
     /// The congestion map has changed.
     pub(super) map_changed: bool,
-    /// Messages sent by the socket are not acknowledged.
+    /// Some messages sent by the socket are not acknowledged.
     pub(super) has_sent: bool,
 }
 
 /// Bytes of memory that count against the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// Bytes that peers have sent and users have not read, including unfinished messages.
+    /// Bytes that peers have sent but users have not read, including unfinished messages.
     pub(super) received: usize,
-    /// Bytes that users have sent and peers have not acknowledged.
+    /// Bytes that users have sent but peers have not acknowledged.
     pub(super) sent: usize,
 }
 
@@ -143,11 +143,11 @@ struct UserMemory {
     held_up: BTreeSet<UserId>,
 }
 
-/// Limits of all sockets.
+/// Limits for all sockets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortLimits {
     pub(super) sockets: usize,
-    /// Bytes that wait for one socket, and bytes that it has sent.
+    /// Limit on the bytes waiting for one socket, and on the bytes that it has sent.
     pub(super) port_memory: usize,
     /// Limit on each of the two values of [`Memory`]; the sent message that first exceeds it is
     /// still accepted.
@@ -162,14 +162,14 @@ pub struct Ports {
     pub(super) memory: Memory,
     users: UserMemory,
     limits: PortLimits,
-    /// Ports of sockets whose user was refused because the send buffer was full.
+    /// Ports of sockets whose users were refused because the send buffer was full.
     refused: BTreeSet<u16>,
     /// Counters of send buffers, and of refused sends.
     stats: Stats,
     events: VecDeque<Event>,
     /// Sockets with messages that were acknowledged, canceled or dropped.
     freed: BTreeSet<SocketId>,
-    /// Number of unacknowledged messages whose sender waits for their completion.
+    /// Number of unacknowledged messages whose senders are waiting for their completion.
     incomplete: usize,
     next_serial: u64,
     prng: Prng,
@@ -193,7 +193,7 @@ impl Ports {
         }
     }
 
-    /// Binds a port, 0 for any.
+    /// Binds a port; 0 selects a free one.
     pub(super) fn bind(
         &mut self,
         user: UserId,
@@ -307,7 +307,7 @@ impl Ports {
         std::mem::take(&mut self.freed)
     }
 
-    /// Returns the next input of a socket's user: notifications come before messages.
+    /// Returns the next input for a socket's user: notifications come before messages.
     pub fn pending(&mut self, id: SocketId) -> Option<Pending> {
         let socket = self.get_mut(id)?;
         socket.is_reported = socket.has_input();
@@ -357,7 +357,7 @@ impl Ports {
         }
     }
 
-    /// Notifies a socket's user that ports of these groups are not congested.
+    /// Notifies a socket's user that ports in these groups are not congested.
     pub(super) fn notify(&mut self, id: SocketId, groups: u64) {
         if let Some(socket) = self.sockets.get_mut(&id.port).filter(|s| s.serial == id.serial) {
             socket.updates |= groups;
@@ -554,17 +554,17 @@ impl Ports {
         self.memory.sent >= self.limits.memory
     }
 
-    /// Whether a socket was refused and waits for room.
+    /// Whether any socket was refused and is waiting for room.
     pub fn has_refused(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Whether users wait for acknowledgments: for room, or for completions.
+    /// Whether users are waiting for acknowledgments, either for room or for completions.
     pub(super) fn awaits_acks(&self) -> bool {
         self.has_refused() || self.incomplete > 0
     }
 
-    /// Notifies the socket of a port, if it was refused and has room now.
+    /// Notifies the socket of a port if it was refused and now has room.
     fn notify_refused(&mut self, port: u16) {
         let Some(socket) = self.sockets.get(&port) else { return };
         let has_room = !self.is_full()
@@ -577,7 +577,7 @@ impl Ports {
     }
 }
 
-/// Reports a socket as readable, unless that was done since the last read.
+/// Reports a socket as readable, unless it has been reported since the last read.
 fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
     if !std::mem::replace(&mut socket.is_reported, true) {
         events.push_back(Event::Readable(SocketId { port, serial: socket.serial }));

@@ -1,4 +1,4 @@
-//! Shares of a limit, which keep one user from taking all of it.
+//! Shares of a limit, which keep any one user from taking all of it.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ impl UserId {
     pub const NODE: Self = Self(u32::MAX);
 }
 
-/// Limit, and how much of it is in use by all users together.
+/// A limit, and how much of it all users together are using.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub(crate) limit: usize,
     pub(crate) total: usize,
 }
 
-/// Use of a limit by user. A user may have three quarters of what all others leave, so that there
+/// Use of a limit, by user. A user may have three quarters of what all others leave, so that there
 /// is always room for one more user.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
@@ -48,7 +48,7 @@ impl Shares {
         own == 0 || user == UserId::NODE || own + amount <= share(whole, own)
     }
 
-    /// Whether a user that was refused may try again. A part of its share must be free, so that the
+    /// Whether a user that was refused may try again. Part of its share must be free, so that the
     /// user does not retry for each message.
     pub(crate) fn has_relaxed(&self, user: UserId, whole: Use) -> bool {
         let own = self.used.get(&user).copied().unwrap_or(0);

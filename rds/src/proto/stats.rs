@@ -1,4 +1,4 @@
-//! Counters of a node, with the kernel's names where the kernel has them.
+//! Counters of a node, with the kernel's names where the kernel has any.
 
 use rtrs_base::metrics::{Kind, Metric};
 
@@ -14,7 +14,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Adds the counts of another user. A user may report any number.
+    /// Adds the counts of another user. Users may report arbitrary numbers.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             queue_full: self.queue_full.wrapping_add(other.queue_full),

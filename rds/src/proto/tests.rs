@@ -1,4 +1,4 @@
-//! Tests of two or more nodes whose connections deliver bytes immediately.
+//! Tests with two or more nodes whose connections deliver bytes immediately.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -19,8 +19,8 @@ fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, last).into()
 }
 
-/// One end of a connection: the node, its link, the bytes written but not delivered, and the total
-/// number written.
+/// One end of a connection: the node, its link, the bytes written but not yet delivered, and the
+/// total number written.
 #[derive(Clone, Debug)]
 struct End {
     node: u8,
@@ -36,7 +36,7 @@ struct Net {
     now: Instant,
     /// Whether written bytes reach the other end.
     delivers: bool,
-    /// Nodes to which attempts to connect fail.
+    /// Nodes to which all attempts to connect fail.
     unreachable: Vec<u8>,
 }
 
@@ -63,13 +63,13 @@ impl Net {
         self.at(node).send(now, from, Outgoing::new(to, port, payload.to_vec())).unwrap();
     }
 
-    /// Reads the messages waiting for a socket: source port and payload of each.
+    /// Reads the messages waiting at a socket; returns the source port and payload of each.
     fn read(&mut self, node: u8, id: SocketId) -> Vec<(u16, Vec<u8>)> {
         let each = |received: Received| (received.port, received.payload);
         std::iter::from_fn(|| self.at(node).receive(id)).map(each).collect()
     }
 
-    /// Runs until nothing moves.
+    /// Runs until nothing moves anymore.
     fn settle(&mut self) {
         for _ in 0..1000 {
             if !self.step() {
@@ -168,7 +168,7 @@ impl Net {
         self.pipes.push([end(from, link), end(to, other)]);
     }
 
-    /// Notifies the other end of a connection that was closed at one end.
+    /// Notifies the other end when a connection was closed at one end.
     fn end(&mut self, node: u8, link: LinkId) {
         let is_it = |pipe: &[End; 2]| pipe.iter().any(|end| end.node == node && end.link == link);
         let Some(at) = self.pipes.iter().position(is_it) else { return };
@@ -182,7 +182,7 @@ impl Net {
         }
     }
 
-    /// Breaks the connections of a node without its peers noticing.
+    /// Breaks a node's connections without its peers noticing.
     fn cut_at(&mut self, node: u8) {
         let now = self.now;
         let ends = std::mem::take(&mut self.pipes).into_iter().flatten();
@@ -191,7 +191,7 @@ impl Net {
         }
     }
 
-    /// Breaks all connections. Bytes written but not delivered are lost.
+    /// Breaks all connections. Bytes written but not yet delivered are lost.
     fn cut(&mut self) {
         let now = self.now;
         for end in std::mem::take(&mut self.pipes).into_iter().flatten() {

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_base::time::Duration;
 
-/// A setting that can change.
+/// A setting that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tunable {
-    /// Minimum delay between attempts to connect, in nanoseconds.
+    /// Minimum delay between connection attempts, in nanoseconds.
     ReconnectMin,
-    /// Maximum delay between attempts to connect, in nanoseconds.
+    /// Maximum delay between connection attempts, in nanoseconds.
     ReconnectMax,
     /// Number of unacknowledged messages at or above which each write is followed by a check for
     /// acknowledgments.
@@ -18,9 +18,9 @@ pub enum Tunable {
     /// Number of unacknowledged bytes at or above which each write is followed by a check for
     /// acknowledgments.
     MaxUnackedBytes,
-    /// Send buffer of TCP connections in bytes; 0 leaves it to the system.
+    /// Send buffer size of TCP connections, in bytes; 0 leaves it to the system.
     TcpSndbuf,
-    /// Receive buffer of TCP connections in bytes; 0 leaves it to the system.
+    /// Receive buffer size of TCP connections, in bytes; 0 leaves it to the system.
     TcpRcvbuf,
 }
 
@@ -56,12 +56,12 @@ impl Tuning {
         self.0[tunable as usize].store(value, Ordering::Relaxed);
     }
 
-    /// Returns the minimum delay between attempts to connect.
+    /// Returns the minimum delay between connection attempts.
     pub(super) fn reconnect_min(&self) -> Duration {
         Duration::from_nanos(self.get(Tunable::ReconnectMin))
     }
 
-    /// Returns the maximum delay between attempts to connect.
+    /// Returns the maximum delay between connection attempts.
     pub(super) fn reconnect_max(&self) -> Duration {
         Duration::from_nanos(self.get(Tunable::ReconnectMax)).max(self.reconnect_min())
     }

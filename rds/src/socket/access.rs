@@ -38,7 +38,7 @@ impl AtPath {
 impl Connect for AtPath {
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
-        // Limits the connect, which blocks while too many other connections are pending.
+        // Limits how long connecting blocks while too many other connections are pending.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIME_MAX))?;
         self.connect_socket(socket.as_fd())?;
         set_socket_timeout(&socket, Timeout::Send, None)?;
@@ -81,10 +81,10 @@ pub struct Place {
     pub flow: Flow,
 }
 
-/// Node's answer about a socket.
+/// The node's answer about a socket.
 #[derive(Debug)]
 pub struct Bound {
-    /// Place of the socket.
+    /// The socket's shared state.
     pub place: Place,
     /// The node's board.
     pub board: OwnedFd,
@@ -99,7 +99,7 @@ impl Bound {
     }
 }
 
-/// Connection for requests about sockets of this process. Each request is answered on a connection
+/// Connection for requests about this process's sockets. Each request is answered on a connection
 /// of its own, so that threads and forked processes can share this connection.
 #[derive(Debug)]
 pub struct Control {
@@ -115,7 +115,7 @@ impl Control {
     /// socket.
     ///
     /// # Errors
-    /// ENETDOWN when the node has ended.
+    /// ENETDOWN if the node has ended.
     pub fn open(socket: BorrowedFd<'_>) -> io::Result<(Self, Bound)> {
         let (packet, tally) = (Packet::new(PacketKind::Control), Tally::create()?);
         let (answer, fd) = ask_apart(socket, &packet, tally.fd())?;
@@ -127,8 +127,8 @@ impl Control {
         Ok((Self { fd: Some(fd), inode, number, tally }, Bound::of(answer)?))
     }
 
-    /// Lets this connection change another socket. Returns false if the node no longer knows this
-    /// connection.
+    /// Allows this connection to change another socket as well. Returns false if the node no longer
+    /// knows this connection.
     fn add(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         let packet = Packet::with_wide(PacketKind::Control, self.number);
         let ((packet, _), _) = ask_apart(socket, &packet, None)?;
@@ -160,17 +160,17 @@ impl Access {
     /// Connects to a node.
     ///
     /// # Errors
-    /// The system's error if no process listens there; `InvalidData` for a node of a different
-    /// version.
+    /// The system's error if no process is listening there; `InvalidData` for a node with a
+    /// different version.
     pub fn open(way: Box<dyn Connect>) -> io::Result<Self> {
         let (_, fds) = exchange(&*way, &Packet::new(PacketKind::Attach))?;
         Self::with_board(way, fds.into_iter().next().ok_or_else(unclear)?)
     }
 
-    /// Creates the access to a node whose board is known.
+    /// Creates access to a node whose board is known.
     ///
     /// # Errors
-    /// `InvalidData` for a board of a different version.
+    /// `InvalidData` for a board with a different version.
     pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
         Ok(Self { way, board: Board::open(board)?, control: Mutex::new(None) })
     }
@@ -233,7 +233,7 @@ fn info_of(answer: Answer) -> io::Result<(Vec<u8>, usize)> {
     Ok((bytes, done.extra as usize))
 }
 
-/// A socket at a node. Its descriptor is passed to each call.
+/// A socket of a node. Its descriptor is passed to each call.
 #[derive(Debug)]
 pub struct Binding {
     access: Arc<Access>,
@@ -258,7 +258,7 @@ impl Binding {
         Ok(Self { access, slot, flow, shown: Shown::default() })
     }
 
-    /// Creates the state of a socket whose node is a test. The socket has no control connection.
+    /// Creates the state of a socket for a test, without a control connection.
     #[cfg(test)]
     pub(super) fn of_test(way: Box<dyn Connect>, flow: Flow) -> Self {
         use crate::channel::BoardWriter;
@@ -293,7 +293,7 @@ impl Binding {
     /// Returns the state of the send buffer.
     ///
     /// # Errors
-    /// ENETDOWN when the node has ended.
+    /// ENETDOWN if the node has ended.
     pub(super) fn room(&self) -> Result<Room, Errno> {
         let sndbuf = self.view().ok_or(Errno::NETDOWN)?.sndbuf;
         let released = self.board().released(self.slot.index);
@@ -306,7 +306,7 @@ impl Binding {
         self.shown.forget();
     }
 
-    /// Counts a received message, and notifies the node if it waits for that.
+    /// Counts a received message, and notifies the node if it is waiting for that.
     pub(super) fn taken(&self, socket: BorrowedFd<'_>, len: u32) {
         if self.flow.taken(len, || self.board().mark(self.slot.index)) {
             self.report(socket, PacketKind::Taken);
@@ -324,7 +324,7 @@ impl Binding {
         let _ = channels.any(|channel| tell(channel, &packet).is_ok());
     }
 
-    /// Whether the users of the socket have requested reports of ports that are no longer
+    /// Whether the users of the socket have asked to be notified of ports that are no longer
     /// congested.
     pub(super) fn monitors(&self) -> bool {
         self.view().is_some_and(|view| view.monitors)
@@ -333,7 +333,7 @@ impl Binding {
     /// Sets the size of the send buffer.
     ///
     /// # Errors
-    /// ENETDOWN when the node has ended.
+    /// ENETDOWN if the node has ended.
     pub fn set_sndbuf(&self, socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
         let value = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.change(socket, Packet { value, ..Packet::new(PacketKind::SetBuffer) })
@@ -396,7 +396,7 @@ impl Binding {
         self.ask(socket, &self.named(packet)).map(drop)
     }
 
-    /// Names the socket in a request.
+    /// Identifies the socket in a request.
     fn named(&self, packet: Packet) -> Packet {
         let extra = u32::try_from(self.slot.index).unwrap_or(u32::MAX);
         Packet { extra, len: self.slot.serial, ..packet }

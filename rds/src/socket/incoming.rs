@@ -35,12 +35,12 @@ const TOKEN_WAIT: Timespec =
 /// Maximum number of attempts to take tokens. The next call takes the rest.
 const TOKEN_TRIES: usize = 100;
 
-/// Receives the next message or notification. Users get congestion updates only with a monitor; for
-/// others, an update has served its purpose once it wakes a poll.
+/// Receives the next message or notification. Users receive congestion updates only with a monitor;
+/// for others, an update has served its purpose once it wakes a poll.
 ///
 /// # Errors
-/// EAGAIN or ETIMEDOUT when there is nothing to receive, EINTR, ENETDOWN when the node has ended.
-/// EPROTO when the program has overwritten the memory of the ring.
+/// EAGAIN or ETIMEDOUT if there is nothing to receive, EINTR, ENETDOWN if the node has ended.
+/// EPROTO if the program has overwritten the memory of the ring.
 pub fn receive(
     binding: &Binding,
     socket: BorrowedFd<'_>,
@@ -54,7 +54,7 @@ pub fn receive(
             return Ok(arrival);
         }
         if how.peek {
-            // The update is taken even if a message would stay.
+            // The update is taken, although a peek leaves a message in place.
             arrival = call.next(to, How { dontwait: true, peek: false })?;
             if !matches!(arrival.incoming, Incoming::Cleared(_)) {
                 return Ok(arrival);
@@ -90,7 +90,7 @@ impl Call<'_> {
         }
     }
 
-    /// Takes the next message or notification from the ring, and the tokens with the last one.
+    /// Takes the next message or notification from the ring, and with the last one, the tokens.
     fn take(&self, to: &mut [IoSliceMut<'_>], peek: bool) -> io::Result<Option<Arrival>> {
         let ring = &self.binding.flow.incoming;
         let taken = ring.take(peek, |delivery| {
@@ -231,7 +231,7 @@ impl Call<'_> {
     /// Takes the next token from the connection.
     fn take_token(&self) -> Option<u32> {
         let mut head = [0; PACKET_LEN];
-        // The next call reports errors.
+        // Errors are reported by the next call.
         recv(self.socket, &mut head, RecvFlags::DONTWAIT).ok()?;
         token_of(&head)
     }
@@ -281,7 +281,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A socket whose node does what the tests say.
+    /// A socket whose node does what the test tells it to.
     struct Stand {
         binding: Arc<Binding>,
         socket: Arc<OwnedFd>,

@@ -31,7 +31,7 @@ fn dir_named(name: Option<OsString>) -> PathBuf {
     name.filter(|name| !name.is_empty()).map_or_else(|| DIR_DEFAULT.into(), PathBuf::from)
 }
 
-/// Returns the path at which the node of an address listens.
+/// Returns the path at which the node for an address listens.
 #[must_use]
 pub fn node_path(dir: &Path, address: IpAddr) -> PathBuf {
     dir.join(format!("{address}.sock"))
@@ -78,7 +78,7 @@ impl Node {
         Ok(Self(Arc::new(Inner { address, kind: Kind::User(access, Some(handle)) })))
     }
 
-    /// Opens the node of an address that another process runs (`rds node`).
+    /// Opens the node for an address, which another process runs (`rds node`).
     ///
     /// # Errors
     /// ENOENT or ECONNREFUSED if there is none.
@@ -97,7 +97,7 @@ impl Node {
         Ok(Self(Arc::new(Inner { address, kind: Kind::User(Arc::new(access), None) })))
     }
 
-    /// Returns the kernel's node for an address, for hosts with the module rds_tcp.
+    /// Returns the kernel's node for an address, on hosts with the rds_tcp module.
     #[must_use]
     pub fn kernel(address: IpAddr) -> Self {
         Self(Arc::new(Inner { address, kind: Kind::Kernel }))
@@ -133,14 +133,14 @@ impl Node {
 
 /// A socket: sends and receives the messages of one port of a node.
 ///
-/// Its descriptor can be polled: it is readable when a message or a congestion update waits, and
-/// writable when there is room in the send buffer. After a send has failed because the port was
-/// congested, it becomes readable when the congestion has ended, even if nothing can be received.
+/// Its descriptor can be polled: it is readable when a message or a congestion update is waiting,
+/// and writable when there is room in the send buffer. After a send has failed because the port was
+/// congested, it becomes readable once the congestion has ended, even if nothing can be received.
 #[derive(Debug)]
 pub struct RdsSocket {
     fd: OwnedFd,
     node: Node,
-    /// State of a socket at a user-space node; None at the kernel's.
+    /// State of a socket at a user-space node; `None` at the kernel's node.
     binding: Option<Binding>,
     port: u16,
 }
@@ -218,7 +218,7 @@ impl RdsSocket {
     }
 
     /// Receives a message; blocks until there is one. Returns the number of bytes stored in the
-    /// buffer, and the sender. Bytes that do not fit are lost; a message has at most 1 MiB.
+    /// buffer, and the sender. Bytes that do not fit are lost; a message is at most 1 MiB long.
     ///
     /// # Errors
     /// ETIMEDOUT after [`set_receive_timeout`](Self::set_receive_timeout), ENETDOWN.
@@ -272,7 +272,7 @@ impl RdsSocket {
     }
 
     /// Sets how many bytes of payload may be unacknowledged; the message that exceeds this limit is
-    /// still sent. The size also limits the length of a message, if it is below 1 MiB.
+    /// still sent. If the size is below 1 MiB, it also limits the length of a message.
     ///
     /// # Errors
     /// ENETDOWN.

@@ -15,7 +15,7 @@ use rustix::net::{
 
 use crate::channel::{Connect, FDS_MAX, PACKET_LEN, Packet, PacketKind, passed_fds};
 
-/// Time for a node to answer.
+/// Maximum time for a node to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A node's answer, and the descriptors passed with it.
@@ -54,7 +54,7 @@ pub(super) fn ask_apart(
     Ok((answer(ours.as_fd())?, ours))
 }
 
-/// Sends a packet that has no answer, unless the socket buffer is full.
+/// Sends a packet that needs no answer, unless the socket buffer is full.
 pub(super) fn tell(channel: BorrowedFd<'_>, packet: &Packet) -> Result<(), Errno> {
     let head = packet.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -83,7 +83,7 @@ fn put(socket: BorrowedFd<'_>, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::R
     }
 }
 
-/// Maps errors of a broken connection to ENETDOWN.
+/// Maps errors from a broken connection to ENETDOWN.
 pub(super) fn gone(error: Errno) -> Errno {
     match error {
         Errno::PIPE | Errno::CONNRESET | Errno::CONNREFUSED => Errno::NETDOWN,

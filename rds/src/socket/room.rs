@@ -2,7 +2,7 @@
 //!
 //! Programs poll the descriptor, so it must not be writable while the socket's send buffer is full.
 //! The system, however, reports it writable while less than a quarter of its own buffer is used. So
-//! a user of a full socket sends a packet that the node does not read until there is room, and
+//! the user of a full socket sends a packet that the node does not read until there is room, and
 //! gives the connection the smallest buffer, so that the packet takes more than a quarter of it.
 
 use std::io::{self, IoSlice};
@@ -30,7 +30,7 @@ const FULL_LEN: usize = 1200;
 pub(super) struct Room {
     pub(super) in_flight: usize,
     pub(super) sndbuf: usize,
-    /// Total of released payload.
+    /// Total payload released.
     pub(super) released: u32,
 }
 
@@ -46,13 +46,13 @@ impl Room {
     }
 }
 
-/// Packet that a process has sent to make a full socket unwritable.
+/// Packet sent by a process to make a full socket unwritable.
 #[derive(Debug, Default)]
 pub(super) struct Shown(AtomicU64);
 
 impl Shown {
     /// Makes the descriptor of a socket without room unwritable, until the node has read everything
-    /// and there is room. `position` is that of the ring.
+    /// and there is room. `position` is the ring's.
     pub(super) fn show_full(
         &self,
         socket: BorrowedFd<'_>,
@@ -60,7 +60,7 @@ impl Shown {
         position: u32,
     ) -> Result<(), Errno> {
         let state = u64::from(room.released) << 32 | (room.sndbuf as u64 & 0x7fff_ffff) << 1 | 1;
-        // Unless room was released since, the node reads the packet only to handle a cancellation.
+        // Unless room was freed since, the node reads the packet only to handle a cancellation.
         if self.0.load(Ordering::Relaxed) == state && !is_writable(socket)? {
             return Ok(());
         }
@@ -108,7 +108,7 @@ fn send_full(socket: BorrowedFd<'_>, position: u32) -> Result<(), Errno> {
     rustix::net::sendmsg(socket, &parts, &mut none, flags).map(drop)
 }
 
-/// Wait of a sending call, limited by the socket's send timeout.
+/// Wait by a sending call, limited by the socket's send timeout.
 #[derive(Debug, Default)]
 pub(super) struct SendWait {
     /// End of the wait, once known; `Some(None)` if there is no time limit.
@@ -116,7 +116,7 @@ pub(super) struct SendWait {
 }
 
 impl SendWait {
-    /// Waits until the descriptor is writable, or the node has ended.
+    /// Waits until the descriptor is writable, or the node has exited.
     ///
     /// # Errors
     /// ETIMEDOUT, EINTR.

@@ -1,4 +1,4 @@
-//! Messages to a node, through the ring of a socket or its connection.
+//! Messages to and from a node, over a socket's ring or its connection.
 //!
 //! Errors have the errno values of the kernel's RDS sockets.
 
@@ -53,8 +53,8 @@ pub enum Incoming {
         /// Sender of the message; port 0 for the answer to a ping.
         from: SocketAddr,
     },
-    /// Groups of ports in which a port is no longer congested: bit N is for the ports whose
-    /// remainder modulo 64 is N.
+    /// Groups of ports in which a port is no longer congested: bit N stands for the ports that are
+    /// N modulo 64.
     Cleared(u64),
     /// The message with this cookie is complete: it was acknowledged, canceled or dropped.
     Completed(u32),
@@ -71,19 +71,19 @@ pub struct Outgoing<'a> {
     pub cookie: Option<u32>,
 }
 
-/// Result of a receive, and its time.
+/// Result of a receive, with its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Message or notification.
     pub incoming: Incoming,
-    /// Time since 1970 at which the node delivered the message; zero for a notification.
+    /// Time since 1970 when the node delivered the message; zero for a notification.
     pub time: Duration,
     pub(super) times: PacketTimes,
 }
 
 impl Arrival {
-    /// Returns the parts of a message's time until now: arrival of its header, arrival of its
-    /// payload, and the time since.
+    /// Returns the parts of a message's time up to now: arrival of its header, arrival of its
+    /// payload, and the time since then.
     pub fn latencies(&self) -> [Duration; 3] {
         let PacketTimes { header, payload, queued } = self.times;
         let arrived = [header, payload].map(|nanos| Duration::from_nanos(nanos.into()));
@@ -96,8 +96,8 @@ impl Arrival {
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when the send buffer is full, ENOBUFS when the port is congested, EMSGSIZE,
-/// EINVAL, EOPNOTSUPP and ENOTCONN for a message that cannot be sent there, ENOMEM when the node
-/// has reached its limit on peers, EINTR, ENETDOWN when the node has ended.
+/// EINVAL, EOPNOTSUPP and ENOTCONN for a message that cannot be sent to its destination, ENOMEM
+/// when the node has reached its limit on peers, EINTR, ENETDOWN when the node has stopped.
 pub fn send(
     binding: &Binding,
     socket: BorrowedFd<'_>,
@@ -141,14 +141,14 @@ pub fn send(
         yield_for_room(binding);
     }
     if let Some(room) = is_full() {
-        // Fails if the node has ended; the next call reports that.
+        // Fails if the node has stopped; the next call reports that.
         let _ = binding.shown.show_full(socket, room, binding.flow.position());
     }
     Ok(len)
 }
 
-/// Lets the node run, so that it may make room in a full send buffer: the next call of a program
-/// that sends a stream then neither waits nor makes the node wake it.
+/// Lets the node run, so that it may make room in a full send buffer: the next call in a program
+/// that sends a stream then neither waits nor needs a wakeup from the node.
 fn yield_for_room(binding: &Binding) {
     for _ in 0..YIELDS {
         if binding.room().is_ok_and(|room| room.is_ample()) {
@@ -184,7 +184,7 @@ fn send_now(
     });
     match sent {
         Ok(()) => Ok(true),
-        // The node has not read earlier messages yet.
+        // The node has not yet read earlier messages.
         Err(Errno::AGAIN) => Ok(false),
         // Too many descriptors are in flight.
         Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS),
@@ -230,7 +230,7 @@ fn await_uncongested(
         let watch = Packet { kind: PacketKind::Watch, ..*packet };
         // The update also wakes users that poll without a monitor. If there is no room for the
         // request, the socket counts as full, and its user is notified as well: otherwise a user
-        // that got ENOBUFS could wait for an update forever.
+        // that received ENOBUFS could wait for an update forever.
         send_packet(socket, &watch, &[]).map_err(|error| {
             if error == Errno::AGAIN {
                 binding.refused(Refusal::QueueFull);
@@ -259,14 +259,14 @@ fn await_uncongested(
     }
 }
 
-/// Whether the node at the other end has ended.
+/// Whether the node at the other end has stopped.
 fn has_ended(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec::default()))?;
     Ok(fds[0].revents().contains(PollFlags::HUP))
 }
 
-/// Sends a packet, if there is room in the connection.
+/// Sends a packet, if the connection has room for it.
 fn send_packet(
     socket: BorrowedFd<'_>,
     packet: &Packet,

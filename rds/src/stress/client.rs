@@ -1,4 +1,4 @@
-//! The client of `rds stress`: keeps requests in flight on its sockets, and receives their answers.
+//! The client of `rds stress`: keeps requests in flight on its sockets and receives their answers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -20,9 +20,9 @@ pub(crate) struct ClientPlan {
     pub(crate) depth: u64,
     pub(crate) request_len: usize,
     pub(crate) answer_len: usize,
-    /// Duration of the load; no requests are sent afterwards.
+    /// Duration of the load, after which no requests are sent.
     pub(crate) time: Duration,
-    /// Time for answers to arrive afterwards.
+    /// Time allowed for answers to arrive afterwards.
     pub(crate) grace: Duration,
     /// Number of requests per socket; None for no limit.
     pub(crate) count: Option<u64>,
@@ -45,20 +45,20 @@ pub(super) fn new_times() -> Histogram<u64> {
     Histogram::new_with_bounds(1, TIME_MAX, 3).unwrap_or_else(|_| unreachable!("good bounds"))
 }
 
-/// Results of a client.
+/// A client's results.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     pub(crate) sent: u64,
     pub(crate) answered: u64,
-    /// Answers that were out of order, duplicated, or altered.
+    /// Number of answers that were out of order, duplicated, or altered.
     pub(crate) wrong: u64,
-    /// Requests that the server found to be wrong.
+    /// Number of requests that the server found to be wrong.
     pub(crate) wrong_there: u64,
     pub(crate) congested: u64,
     pub(crate) full: u64,
     /// Time from the first request to the last answer.
     pub(crate) took: Duration,
-    /// Nanoseconds from request to answer.
+    /// Times from request to answer, in nanoseconds.
     pub(crate) times: Histogram<u64>,
     /// Reason for stopping early.
     pub(crate) failed: Option<String>,

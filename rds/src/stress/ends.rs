@@ -24,7 +24,7 @@ pub(super) enum Refusal {
     Never(String),
 }
 
-/// Sockets, by their number.
+/// Sockets, identified by number.
 pub(super) trait Ends {
     /// Checks whether a message of this length may be sent now.
     fn may_send(&mut self, socket: usize, to: SocketAddr, len: usize) -> Result<(), Refusal>;
@@ -40,14 +40,14 @@ pub(crate) trait Machine {
     fn readable(&mut self, socket: usize);
     /// Handles sockets on which sending may be possible again.
     fn writable(&mut self);
-    /// Does pending work. Returns true if there was any.
+    /// Performs pending work. Returns true if there was any.
     #[allow(private_interfaces, reason = "both kinds of ends are in this module")]
     fn turn(&mut self, now: Instant, ends: &mut dyn Ends) -> bool;
     /// Returns the time at which to call `turn` even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
-    /// Whether the machine waits for room to send.
+    /// Whether the machine is waiting for room to send.
     fn is_blocked(&self) -> bool;
-    /// Whether the machine is finished.
+    /// Whether the machine has finished.
     fn is_done(&self) -> bool;
 }
 
@@ -64,13 +64,13 @@ pub(crate) struct OnNode<M> {
 }
 
 impl<M: Machine> OnNode<M> {
-    /// Creates a machine with sockets on these ports, 0 for any, with buffers of this size.
+    /// Creates a machine with sockets on these ports (0 for any) and with buffers of this size.
     pub(crate) fn new(machine: M, ports: Vec<u16>, buffer: usize) -> Self {
         let (sockets, numbers) = (Vec::new(), BTreeMap::new());
         Self { machine, ports, buffer, sockets, numbers, failed: None }
     }
 
-    /// Returns the machine when it is finished.
+    /// Returns the machine once it has finished.
     ///
     /// # Errors
     /// The reason why the machine's ports could not be bound.
@@ -158,7 +158,7 @@ impl<M: Machine> App for OnNode<M> {
 struct SocketEnds<'a> {
     sockets: &'a [RdsSocket],
     buffer: Vec<u8>,
-    /// Error of a socket as a whole.
+    /// Error that affects a socket as a whole.
     failed: Option<Error>,
 }
 
@@ -196,7 +196,7 @@ impl Ends for SocketEnds<'_> {
     }
 }
 
-/// Time for which a sender that is refused for congestion waits before it tries again, since no
+/// Time that a sender waits after a refusal due to congestion before it tries again, since no
 /// descriptor signals the end of congestion.
 const CONGESTION_PAUSE: Duration = Duration::from_millis(1);
 

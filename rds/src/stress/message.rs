@@ -6,7 +6,7 @@ use rtrs_base::prng::Prng;
 
 use crate::wire::PAYLOAD_MAX;
 
-/// Length of the head, and so of the shortest message.
+/// Length of the head, and therefore of the shortest message.
 pub(crate) const HEAD_LEN: usize = 40;
 /// Maximum length of a message.
 pub(crate) const LEN_MAX: usize = PAYLOAD_MAX;
@@ -26,7 +26,7 @@ pub(super) struct Head {
     pub(super) number: u64,
     /// Length of the answer.
     pub(super) answer_len: u32,
-    /// Time when the request was sent, by the client's clock, in nanoseconds.
+    /// Time at which the request was sent, by the client's clock, in nanoseconds.
     pub(super) sent_at: u64,
     /// Number of errors that the server has found in this session.
     pub(super) wrong: u64,
@@ -42,7 +42,7 @@ fn pattern() -> &'static [u8] {
     })
 }
 
-/// Returns the bytes after the head of a message of this length.
+/// Returns the bytes that follow the head of a message of this length.
 fn body(number: u64, len: usize) -> &'static [u8] {
     #[allow(clippy::cast_possible_truncation, reason = "below SHIFTS")]
     let at = (number % SHIFTS) as usize;

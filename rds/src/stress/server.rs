@@ -1,4 +1,4 @@
-//! The server of `rds stress`: checks requests, and answers each.
+//! The server of `rds stress`: checks requests and answers each one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use rtrs_base::time::{Duration, Instant};
 use super::ends::{Ends, Machine, Refusal};
 use super::message::{HEAD_LEN, Head, LEN_MAX};
 
-/// Number of remembered client sockets at which idle ones are forgotten.
+/// Number of remembered client sockets at which idle sockets are forgotten.
 const FLOWS_MAX: usize = 65_536;
 /// Idle time after which a client socket may be forgotten.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// Requests of one socket of a client.
+/// Requests from one of a client's sockets.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     next: u64,
@@ -34,7 +34,7 @@ pub(crate) struct StressServer {
     /// Number of errors in each session.
     wrong: BTreeMap<u32, u64>,
     readable: BTreeSet<usize>,
-    /// Answers of each socket that wait for room. While a socket has such answers, its requests
+    /// Answers on each socket that wait for room. While a socket has such answers, its requests
     /// wait.
     owed: BTreeMap<usize, VecDeque<Owed>>,
     may_send: bool,
@@ -66,7 +66,7 @@ impl StressServer {
     fn answer(&mut self, ends: &mut dyn Ends) -> bool {
         let mut any = false;
         self.owed.retain(|socket, owed| {
-            // Answers to congested clients do not delay those to others.
+            // Answers to congested clients must not delay those to others.
             let mut stuck: BTreeSet<SocketAddr> = BTreeSet::new();
             let mut later = VecDeque::new();
             while let Some(one) = owed.pop_front() {

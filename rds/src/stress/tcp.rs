@@ -11,9 +11,9 @@ use rtrs_base::time::Duration;
 use super::client::new_times;
 use super::message::LEN_MAX;
 
-/// Maximum time for which the other end may be silent.
+/// Maximum time that the other end may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// First word on a connection, which states its purpose. The length of messages follows.
+/// First word on a connection, which states its purpose. The message length follows.
 const ROUND_TRIPS: u32 = 0x5244_0001;
 const STREAM: u32 = 0x5244_0002;
 
@@ -103,7 +103,7 @@ pub(crate) fn tcp_round_trips(to: SocketAddr, len: usize, time: Duration) -> io:
     Ok(TcpResult { messages: times.len(), took: last.since(begun), times })
 }
 
-/// Sends messages one after another until the time is over, then waits until all have arrived.
+/// Sends messages one after another until the time is up, then waits until all have arrived.
 ///
 /// # Errors
 /// Fails with the system's error.

@@ -4,7 +4,7 @@ use rtrs_base::time::Instant;
 
 use super::header::{HEADER_LEN, Header, Kind, WireError};
 
-/// Minimum capacity allocated for a payload ahead of its bytes.
+/// Minimum capacity allocated for a payload before its bytes arrive.
 const FIRST_ROOM: usize = 64 << 10;
 
 /// Result of decoding a piece of the stream.
@@ -28,7 +28,7 @@ pub struct ArrivalTimes {
 }
 
 impl ArrivalTimes {
-    /// Creates the times of a message that arrives as a whole.
+    /// Creates the times of a message that arrives all at once.
     pub const fn at(now: Instant) -> Self {
         Self { header: now, payload: now, end: now }
     }
@@ -78,13 +78,13 @@ impl Decoder {
         self.times.end = now;
     }
 
-    /// Returns the times of the message that was returned last.
+    /// Returns the times of the most recently returned message.
     pub fn times(&self) -> ArrivalTimes {
         self.times
     }
 
-    /// Consumes bytes from the front of `input`, up to the next step. Returns `None` when all are
-    /// consumed and nothing is complete.
+    /// Consumes bytes from the front of `input`, up to the next step. Returns `None` if all are
+    /// consumed without completing a step.
     ///
     /// # Errors
     /// An invalid header. The stream cannot be read any further.
@@ -127,14 +127,14 @@ impl Decoder {
         Ok(Some(Step::Header(header, kind)))
     }
 
-    /// Discards what has arrived of the current payload, and the rest as it arrives.
+    /// Discards the part of the current payload that has arrived, and the rest as it arrives.
     pub fn skip(&mut self) {
         if let Some(body) = &mut self.body {
             body.payload = None;
         }
     }
 
-    /// Returns the bytes of memory held for an unfinished payload.
+    /// Returns the number of bytes of memory held for an unfinished payload.
     pub fn held(&self) -> usize {
         let payload = self.body.as_ref().and_then(|body| body.payload.as_ref());
         payload.map_or(0, Vec::capacity)

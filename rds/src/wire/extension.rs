@@ -1,7 +1,7 @@
 //! Extension headers: up to 16 bytes of typed values at the end of a header.
 //!
-//! The type determines the length of the body, so nothing can be parsed after an unknown type.
-//! Types that concern RDMA have no meaning over TCP and are skipped.
+//! A value's type determines its length, so nothing after an unknown type can be parsed. Types that
+//! concern RDMA have no meaning over TCP and are skipped.
 
 const NPATHS: u8 = 5;
 const GEN_NUM: u8 = 6;
@@ -62,8 +62,7 @@ impl Extensions {
     }
 }
 
-/// Returns the length of the body of a type. `None` ends the list: type 0, and types of unknown
-/// length.
+/// Returns the body length of a type. `None` ends the list: type 0, and types of unknown length.
 const fn body_len(kind: u8) -> Option<usize> {
     match kind {
         // Version, key of an RDMA operation, capabilities.
@@ -100,7 +99,7 @@ mod tests {
             (&[0, 5, 0, 8], Extensions::default()),
             // 0 is not a valid generation.
             (&[6, 0, 0, 0, 0, 5, 0, 1], Extensions { npaths: Some(1), ..Extensions::default() }),
-            // Truncated by the end of the field.
+            // Truncated at the end of the field.
             (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5, 0], Extensions::default()),
             (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5], Extensions::default()),
         ] {

@@ -13,26 +13,26 @@ pub enum WireError {
     MapLength(u32),
 }
 
-/// TCP port of RDS, for both address families.
+/// TCP port for RDS, for both address families.
 pub const TCP_PORT: u16 = 16385;
 /// Header length in bytes.
 pub const HEADER_LEN: usize = 48;
 /// Maximum payload length in bytes.
 pub const PAYLOAD_MAX: usize = 1 << 20;
-/// Port of pings; answers to pings come from this port.
+/// Destination port of pings, and source port of their answers.
 pub const PING_PORT: u16 = 0;
 /// Source port of probes, and destination port of their answers.
 pub const PROBE_PORT: u16 = 1;
 
-/// Flag of a congestion map, which has no other flags.
+/// Flag of a congestion map, which carries no other flags.
 pub const CONG_BITMAP: u8 = 1;
 /// Flag by which InfiniBand transports request an acknowledgment; harmless over TCP.
 pub const ACK_REQUIRED: u8 = 2;
-/// Flag of a message that may have arrived before.
+/// Flag of a message that may already have arrived.
 pub const RETRANSMITTED: u8 = 4;
 
-/// Header of a message. Other fields on the wire are zero when sent and ignored when received:
-/// acknowledgment, credits, padding and checksum serve other transports.
+/// Header of a message. Other fields on the wire are zero when sent and ignored when received: the
+/// acknowledgment, credits, padding and checksum are for other transports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Sequence number, starting at 1 for each direction of a pair of nodes; 0 for congestion maps.
@@ -101,7 +101,7 @@ impl Header {
         }
     }
 
-    /// Whether the message may have arrived before.
+    /// Whether the message may already have arrived.
     pub fn is_retransmitted(&self) -> bool {
         self.flags & RETRANSMITTED != 0
     }
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(header(CONG_BITMAP, 8192), Ok(Kind::Map));
         assert_eq!(header(CONG_BITMAP, 8191), Err(WireError::MapLength(8191)));
         assert_eq!(header(CONG_BITMAP, 0), Err(WireError::MapLength(0)));
-        // Flags are compared as a whole, as in the kernel.
+        // The flags are compared as a whole, as in the kernel.
         assert_eq!(header(CONG_BITMAP | RETRANSMITTED, 8192), Ok(Kind::Message));
     }
 }

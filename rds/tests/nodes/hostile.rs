@@ -1,5 +1,5 @@
 //! Tests of peers that violate the protocol: their connection is closed or their message is
-//! dropped, and other peers are not affected.
+//! dropped, without affecting other peers.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,8 +11,8 @@ use socket2::{Domain, Socket, Type};
 
 use super::*;
 
-/// A node at 127.0.0.99, to which smaller addresses connect, with a socket at port 4000, and a
-/// well-behaved peer with a socket at port 3000.
+/// A node at 127.0.0.99, to which lower addresses connect, with a socket on port 4000, and a
+/// well-behaved peer with a socket on port 3000.
 struct Scene {
     port: u16,
     node: Node,
@@ -37,7 +37,7 @@ impl Scene {
         Self { port, node, reader, good }
     }
 
-    /// Connects from a loopback address.
+    /// Connects from the loopback address that ends with this number.
     fn connect(&self, last: u8) -> TcpStream {
         self.try_connect(address(last)).unwrap()
     }
@@ -170,13 +170,13 @@ fn peers_that_ignore_congestion_fill_only_their_share() {
     wait_for("the limit", || counter(&scene.node, "recv_drop_no_memory") > 100);
     let report = report_of(&scene.node);
     assert!(report.unread_bytes <= 1 << 20, "{}", report.unread_bytes);
-    // Other peers have room, on their connections and at their ports.
+    // Other peers have room, on their connections and on their ports.
     scene.works();
     stream.write_all(&message(data(200, 4000), b"other port")).unwrap();
     let mut buffer = vec![0; 60_000];
     let (len, _) = scene.reader.recv_from(&mut buffer).unwrap();
     assert_eq!(&buffer[..len], b"other port");
-    // The messages that were kept are complete.
+    // The messages that were not dropped are complete.
     for _ in 0..10 {
         let (len, _) = full.recv_from(&mut buffer).unwrap();
         assert!(len == 50_000 && buffer[..len].iter().all(|byte| *byte == 7));
@@ -273,7 +273,7 @@ fn endless_maps_cost_only_time() {
     assert!(report.unread_bytes < 10_000, "{}", report.unread_bytes);
 }
 
-/// A peer that does not read delays only those who send to it, as any slow network does.
+/// A peer that does not read delays only those who send to it, as a slow network would.
 #[test]
 fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
     let scene = Scene::new(|_| {});
@@ -282,7 +282,7 @@ fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
     let silent = SocketAddr::new(address(1), 9);
     let sender = bind(&scene.node, 4001);
     let begun = Instant::now();
-    // More than the buffers of both systems hold.
+    // More than both systems' buffers hold.
     let mut bytes = 0;
     loop {
         match sender.try_send_to(&[7; 50_000], silent) {
@@ -291,7 +291,7 @@ fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
                 assert!(error.is_temporary() && !error.is_congested(), "{error}");
                 let report = report_of(&scene.node);
                 let peer = report.peers.iter().find(|peer| peer.address == address(1)).unwrap();
-                // The queue is really full, rather than not yet processed.
+                // The queue is full, rather than not yet processed.
                 if peer.queued_bytes >= 100_000 && begun.elapsed() > Duration::from_millis(500) {
                     assert!(peer.queued_bytes <= 400_000, "{}", peer.queued_bytes);
                     break;

@@ -1,4 +1,4 @@
-//! Tests of sockets from their users' point of view.
+//! Tests of sockets from the users' point of view.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ fn outgoing<'a>(to: Option<(IpAddr, u16)>, payload: &'a [IoSlice<'a>]) -> Outgoi
     Outgoing { to, payload, cookie: None }
 }
 
-/// Binds a socket of node 127.0.0.1 in the same way as librds_preload.so.
+/// Binds a socket on node 127.0.0.1 in the same way as librds_preload.so.
 fn bind_low(node: &NodeHandle, port: u16) -> (OwnedFd, Binding) {
     let access = Arc::new(Access::open(Box::new(node.way())).unwrap());
     let fd = access.connect().unwrap();
@@ -99,7 +99,7 @@ fn nonblocking_calls_return_would_block() {
     assert!(error.to_string().contains("within the time limit"), "{error}");
     a.try_send_to(b"0123456789", to(&b)).unwrap();
     wait_readable(&b);
-    // A peek leaves the message in the queue, and excess bytes are lost.
+    // A peek leaves the message in the queue; bytes that do not fit are lost.
     let peek = How { dontwait: true, peek: true };
     let from = to(&a);
     let whole = Incoming::Message { len: 4, total: 10, from };
@@ -109,7 +109,7 @@ fn nonblocking_calls_return_would_block() {
     assert!(b.try_recv_from(&mut buffer).is_err());
 }
 
-/// Each answer counts against a limit until it is acknowledged.
+/// Each answer counts toward a limit until it is acknowledged.
 #[test]
 fn single_pings_are_all_answered() {
     let [near, far] = nodes([1, 2]);
@@ -175,7 +175,7 @@ fn a_slow_reader_stops_its_senders_and_loses_nothing() {
         }
     };
     assert_eq!(groups, 1 << (4000 % 64));
-    // A waiting sender continues automatically.
+    // A waiting sender resumes automatically.
     a.send_to(b"again", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut buffer).unwrap().0, 5);
 }
@@ -220,7 +220,7 @@ fn canceling_frees_the_buffer() {
     a.cancel(gone).unwrap();
     wait_for("room", || a.try_send_to(b"x", other).is_ok());
     wait_for("the canceled messages to be gone", || report_of(&near).unacked_bytes < 1000);
-    // Canceled messages do not arrive when a node starts there.
+    // Canceled messages do not arrive even if a node starts there.
     let far = Node::start(options(9, port)).unwrap();
     let (b, c) = (bind(&far, 4000), bind(&far, 4001));
     // The first message may have arrived before its port was bound.
@@ -231,7 +231,7 @@ fn canceling_frees_the_buffer() {
     assert!(b.recv_from(&mut buffer).is_err());
 }
 
-/// A cancel is read even beyond the memory limits, because earlier messages must be canceled, too.
+/// A cancel is read even if limits are exceeded, because earlier messages must be canceled too.
 #[test]
 fn repeated_cancels_use_no_memory() {
     let port = free_port();
@@ -257,13 +257,13 @@ fn repeated_cancels_use_no_memory() {
     });
 }
 
-/// Connections break in the middle of messages, a hundred times.
+/// Connections break in the middle of messages a hundred times.
 #[test]
 fn no_message_is_lost_repeated_or_reordered_over_broken_connections() {
     let port = free_port();
     let [near, far] = [1, 2].map(|last| {
         let options = options(last, port);
-        // The test resets connections before they have carried a message.
+        // The test resets connections that have not carried a message yet.
         options.config.tuning.set(Tunable::ReconnectMax, 20_000_000);
         Node::start(options).unwrap()
     });
@@ -283,7 +283,7 @@ fn no_message_is_lost_repeated_or_reordered_over_broken_connections() {
     });
     let breaker = std::thread::spawn(move || {
         let mut resets = 0_u32;
-        // The sender may have had nothing in flight at the time of each reset.
+        // The sender may not have had anything in flight at any reset.
         while resets < 100 || counter(&near, "send_retransmitted") == 0 {
             std::thread::sleep(Duration::from_millis(3));
             let (node, peer) = if resets.is_multiple_of(2) { (&near, 2) } else { (&far, 1) };
@@ -319,7 +319,7 @@ fn a_restarted_node_is_found_again() {
             assert_eq!((&buffer[..len], from.port()), (&[round][..], 3000));
             b.send_to(&[round], from).unwrap();
             assert_eq!(a.recv_from(&mut buffer).unwrap().0, 1);
-            // Ensures that nothing is in flight when the node ends.
+            // Ensures that nothing is in flight when the node stops.
             wait_for("all to be acknowledged", || report_of(&near).unacked_bytes == 0);
         }
     }
@@ -350,7 +350,7 @@ fn a_stopping_node_notifies_its_users() {
     a.send_to(b"first", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap().0, 5);
     a.send_to(b"last", to(&b)).unwrap();
-    // Messages sent before the node ends do arrive, because there is a connection.
+    // Messages sent before the node stops do arrive, because there is a connection.
     let node = near.clone();
     drop(near);
     let port = a.port();
@@ -359,7 +359,7 @@ fn a_stopping_node_notifies_its_users() {
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap(), (4, SocketAddr::new(address(1), port)));
 }
 
-/// The sending call waits without a limit, and only the end of the node can wake it.
+/// The sending call waits without a limit; only the end of the node can wake it.
 #[test]
 fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let port = free_port();

@@ -1,4 +1,4 @@
-//! Daemons of nodes on loopback, in their own directory.
+//! Node daemons on loopback, in a directory of their own.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rtrs_tests::{COMMAND_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, bin, free_port};
 
-/// Maximum time of any operation that moves messages.
+/// Maximum time for any operation that moves messages.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Nodes 127.0.0.1, 127.0.0.2 and so on, each with a daemon.
@@ -64,22 +64,22 @@ impl Stand {
         drop(self.daemons[usize::from(node) - 1].take());
     }
 
-    /// Returns the process ID of a daemon.
+    /// Returns a daemon's process ID.
     pub(crate) fn pid(&self, node: u8) -> u32 {
         self.daemons[usize::from(node) - 1].as_ref().expect("a daemon that runs").pid()
     }
 
-    /// Sends a signal to a daemon, by the signal's name without SIG.
+    /// Sends a daemon the signal with this name (without SIG).
     pub(crate) fn signal(&mut self, node: u8, name: &str) {
         self.daemons[usize::from(node) - 1].as_mut().expect("a daemon that runs").signal(name);
     }
 
-    /// Returns the TCP port of all nodes.
+    /// Returns the TCP port that all nodes use.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Returns the directory of the nodes' sockets.
+    /// Returns the directory for the nodes' sockets.
     pub(crate) fn dir(&self) -> PathBuf {
         self.dir.dir().to_owned()
     }
@@ -91,7 +91,7 @@ impl Stand {
         command
     }
 
-    /// Runs a command of `rds` that finds the nodes.
+    /// Runs an `rds` command that finds the nodes.
     pub(crate) fn rds(&self, args: &[&str]) -> Finished {
         Proc::start(self.command(bin("rds"), args)).wait(COMMAND_TIME_MAX)
     }

@@ -1,4 +1,4 @@
-//! Exported functions: those of `include/rtrs.h`, which documents them.
+//! The exported functions, which `include/rtrs.h` declares and documents.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::pointer::{Array, Fill, Handle, IoVecs, Memory, Out, Text};
 use crate::queue::{CQueue, User, Wanted};
 use crate::volume::CVolume;
 
-/// Maximum number of completions or extents that one call returns.
+/// Maximum number of completions or extents returned by one call.
 const COUNT_MAX: u32 = 1 << 20;
 
 type Outcome = Result<c_int, Failure>;
@@ -152,7 +152,7 @@ export! {
 export! {
     fn rtrs_free(volume: Handle<CVolume>) {
         if !volume.is_null() {
-            // Runs even after a panic and in a child process.
+            // Runs even after a panic, and in a child process.
             volume.get("volume")?.finish()?;
             volume.free();
         }
@@ -285,7 +285,7 @@ export! {
     }
 }
 
-/// Parameters of a read or write with memory.
+/// Parameters of a read or write and its memory.
 struct Transfer {
     spans: Vec<Span>,
     offset: u64,

@@ -1,4 +1,4 @@
-//! Entry point of every call: failure messages, panics, and the process that owns a volume.
+//! Entry point of all calls: handles failure messages, panics, and which process owns a volume.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -8,7 +8,7 @@ use std::sync::{Once, OnceLock};
 
 use rtrs::ErrorKind;
 
-/// Reason why a call fails.
+/// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// Positive errno.
@@ -43,7 +43,7 @@ impl From<rtrs::Error> for Failure {
     }
 }
 
-/// State of a volume that each call on it checks.
+/// State of a volume that is checked by each call on it.
 #[derive(Debug)]
 pub(crate) struct Health {
     /// Process that opened the volume.
@@ -75,7 +75,7 @@ impl Health {
     }
 }
 
-/// Message before the first failure.
+/// Message until the first failure.
 const NO_MESSAGE: &CStr = c"";
 
 thread_local! {
@@ -84,14 +84,14 @@ thread_local! {
 
 /// Returns the message of this thread's last failure.
 pub(crate) fn message() -> *const c_char {
-    // While the thread is ending, its messages are gone.
+    // While the thread is exiting, its messages are already gone.
     MESSAGE.try_with(|message| message.borrow().as_ptr()).unwrap_or(NO_MESSAGE.as_ptr())
 }
 
-/// Stores the message of a failure. Returns the result of its call.
+/// Stores a failure's message. Returns the result for the call.
 fn fail(failure: &Failure) -> c_int {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    // While the thread is ending, nothing reads its messages.
+    // While the thread is exiting, nothing reads its messages.
     let _ = MESSAGE.try_with(|message| message.replace(text));
     -failure.errno
 }
@@ -110,7 +110,7 @@ pub(crate) fn quiet_panics() {
     }
 }
 
-/// Runs a call that does not concern a volume.
+/// Runs a call that does not involve a volume.
 pub(crate) fn enter(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
     let result = result.unwrap_or_else(|panic| Err(Failure::new(libc::EIO, panic_text(&*panic))));

@@ -1,10 +1,10 @@
-//! Structures and constants of the header.
+//! Structures and constants from the header.
 
 use std::ffi::c_char;
 
 use rtrs::{Event, Extent, Geometry, OpStats, Stats};
 
-/// Flags of `struct rtrs_geometry`.
+/// Flags in `struct rtrs_geometry`.
 mod capability {
     pub(super) const READ_ONLY: u32 = 1;
     pub(super) const WRITE_CACHE: u32 = 2;
@@ -21,13 +21,13 @@ pub(crate) mod flag {
     pub(crate) const COPY: u32 = 4;
 }
 
-/// Flag of a completion: the failed request certainly had no effect.
+/// Completion flag: the failed request certainly had no effect.
 pub(crate) const NO_EFFECT: u32 = 1;
 
-/// Structure without padding that a call writes to the program's memory, in the size that the
-/// program passes.
+/// A structure without padding that a call writes to the program's memory, up to the size passed by
+/// the program.
 pub(crate) trait Growing: Copy {
-    /// Size in bytes of the structure's first version.
+    /// Size of the structure's first version in bytes.
     const BYTES_MIN: usize;
 }
 
@@ -141,7 +141,7 @@ pub(crate) struct CEvent {
 }
 
 impl CEvent {
-    /// Converts an event. Returns None for events that the header does not have.
+    /// Converts an event. Returns None for events that are not in the header.
     pub(crate) fn new(event: &Event) -> Option<Self> {
         let number = |count: usize| count as u64;
         let (kind, value, total, why) = match event {
@@ -152,7 +152,7 @@ impl CEvent {
             _ => return None,
         };
         let mut text = [0; EVENT_TEXT];
-        // The last byte stays 0.
+        // The last byte remains 0.
         let end = why.floor_char_boundary(EVENT_TEXT - 1);
         for (to, from) in text.iter_mut().zip(why[..end].bytes()) {
             *to = from.cast_signed();
@@ -165,7 +165,7 @@ impl CEvent {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CCompletion {
-    /// Address or other value, chosen by the program.
+    /// An address or other value chosen by the program.
     pub(crate) user_data: usize,
     pub(crate) result: i32,
     pub(crate) flags: u32,
@@ -187,7 +187,7 @@ impl From<&Extent> for CExtent {
     }
 }
 
-// Sizes of the header, without padding.
+// Sizes according to the header, without padding.
 const _: () = {
     assert!(size_of::<CGeometry>() == 32);
     assert!(size_of::<CEvent>() == 256);

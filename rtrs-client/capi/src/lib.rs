@@ -7,7 +7,7 @@
 //! memory of requests.
 //!
 //! # Rules of the ABI
-//! - Functions are added and never changed; a changed version gets a new name, such as `_v2`.
+//! - Functions may be added but never changed; a new version gets a new name, such as `_v2`.
 //! - A structure that may grow is passed with its size. Other structures have reserved fields.
 //! - `abi/0.h` is the header of the first release of this soname. A test compiles a program against
 //!   it, and compares its functions with the symbols of the library.

@@ -16,7 +16,7 @@ use rtrs_core::mem::{OwnedBytes, Region};
 
 use crate::entry::Failure;
 
-/// Memory of a program, for one request or call.
+/// Memory owned by the program, for one request or call.
 #[derive(Debug)]
 pub(crate) struct Span {
     base: NonNull<u8>,
@@ -27,8 +27,8 @@ impl Span {
     /// Checks the address and length of a block of memory.
     ///
     /// # Safety
-    /// The program follows the rules of the header: the memory stays mapped until the program has
-    /// received the completion, and nothing but the request changes it.
+    /// The program must follow the rules in the header: the memory stays mapped until the program
+    /// has received the completion, and nothing but the request changes it.
     pub(crate) unsafe fn new(base: *mut u8, len: usize) -> Result<Self, Failure> {
         let Some(base) = NonNull::new(base) else {
             return Err(Failure::invalid("the address of the buffer is NULL"));
@@ -51,7 +51,7 @@ impl Span {
 
     /// Wraps the memory for registration. `owner` is dropped after the last use.
     pub(crate) fn memory(self, owner: impl Any + Send + Sync) -> Memory {
-        // SAFETY: by the rules of the header, the memory stays mapped until its registration has
+        // SAFETY: by the rules in the header, the memory stays mapped until its registration has
         // ended or the volume has been freed. By then, the last request that used it has ended, and
         // any other holder of the region, such as a cache of regions, neither reads nor writes the
         // memory.
@@ -118,7 +118,7 @@ impl Hold {
     }
 }
 
-/// Makes an eventfd readable.
+/// Makes the eventfd readable.
 pub(crate) fn signal(event: &OwnedFd) {
     // A full counter is readable already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());

@@ -2,8 +2,8 @@
 //!
 //! Each type stands for one kind of pointer argument of the functions in the header. Only C callers
 //! create values of these types: the fields are private, and there are no constructors. So the
-//! methods rely on the rules of the header: a pointer that is not NULL points to a valid object of
-//! its type.
+//! methods rely on the header's rules: a pointer that is not NULL points to a valid object of its
+//! type.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -41,8 +41,8 @@ impl Text {
         if self.0.is_null() {
             return Err(null(name));
         }
-        // SAFETY: by the rules of this module, the pointer is to a NUL-terminated string that does
-        // not change during the call.
+        // SAFETY: by the rules of this module, the pointer points to a NUL-terminated string that
+        // does not change during the call.
         let text = unsafe { CStr::from_ptr(self.0) };
         text.to_str().map_err(|_| Failure::invalid(format!("{name} is not UTF-8: {text:?}")))
     }
@@ -82,7 +82,7 @@ impl<T> Handle<T> {
 pub(crate) struct Out<T>(*mut *const T);
 
 impl<T> Out<T> {
-    /// Checks the pointer, and makes the program's result NULL.
+    /// Checks the pointer, and sets the program's result to NULL.
     pub(crate) fn clear(&self, name: &str) -> Result<(), Failure> {
         check(self.0, name)?;
         self.set(std::ptr::null());
@@ -101,7 +101,7 @@ impl<T> Out<T> {
     }
 
     fn set(&self, object: *const T) {
-        // SAFETY: by the rules of this module, the pointer is to a pointer of the program, which
+        // SAFETY: by the rules of this module, the pointer points to a pointer of the program that
         // only this call uses; `clear` has checked it.
         unsafe { self.0.write(object) };
     }
@@ -127,8 +127,8 @@ impl<T: Growing> Fill<T> {
     pub(crate) fn write(&self, value: &T, bytes: usize) {
         let known = bytes.min(size_of::<T>());
         let from = std::ptr::from_ref(value).cast::<u8>();
-        // SAFETY: by the rules of this module, the pointer is to `bytes` bytes of the program,
-        // which only this call uses; `check` has checked both. `value` has at least `known` bytes,
+        // SAFETY: by the rules of this module, the pointer points to `bytes` bytes of the program
+        // that only this call uses; `check` has checked both. `value` has at least `known` bytes,
         // without padding.
         unsafe {
             let to = self.0.cast::<u8>();
@@ -151,18 +151,18 @@ impl<T: Copy> Array<T> {
     /// Writes `elements` to the array, which must have room for them. To be called after `check`
     /// has succeeded.
     pub(crate) fn write(&self, elements: &[T]) {
-        // SAFETY: by the rules of this module, the pointer is to at least `elements.len()` elements
-        // of the program, which only this call uses; `check` has checked the pointer.
+        // SAFETY: by the rules of this module, the pointer points to at least `elements.len()`
+        // elements that only this call uses; `check` has checked the pointer.
         unsafe { self.0.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
     }
 }
 
-/// Pointer to the memory of a request.
+/// Pointer to a request's memory.
 #[repr(transparent)]
 pub(crate) struct Memory(*mut c_void);
 
 impl Memory {
-    /// Returns `len` bytes of memory from the pointer.
+    /// Returns the `len` bytes of memory at the pointer.
     pub(crate) fn span(&self, len: usize) -> Result<Span, Failure> {
         // SAFETY: by the rules of this module, the memory is mapped.
         unsafe { Span::new(self.0.cast(), len) }

@@ -1,7 +1,7 @@
 //! Queues: requests that use the program's memory, and their completions.
 //!
-//! A request has a slot from its submission until its completion is returned. A completion whose
-//! memory is still in use is *late*: it waits until that use ends.
+//! A request occupies a slot from its submission until its completion is returned. A completion
+//! whose memory is still in use is *late*: it waits until that use ends.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -30,17 +30,17 @@ pub(crate) struct CQueue {
     user: Mutex<User>,
 }
 
-/// Part of a queue that only one thread can use at a time.
+/// The part of a queue that only one thread may use at a time.
 #[derive(Debug)]
 pub(crate) struct User {
-    /// None after the end of the session.
+    /// None once the session has ended.
     queue: Option<Queue>,
     event: Arc<OwnedFd>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots of late completions.
     late: Vec<u32>,
-    /// Completions of one poll.
+    /// Completions from one poll.
     arrived: Vec<Completion>,
     done: Vec<CCompletion>,
 }
@@ -114,8 +114,8 @@ impl CQueue {
         self.event.as_raw_fd()
     }
 
-    /// Fails unless offset and length are multiples of the logical block size, the length is not 0,
-    /// and the end of the range fits in 64 bits.
+    /// Fails unless the offset and the length are multiples of the logical block size, the length
+    /// is not 0, and the end of the range fits in 64 bits.
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<(), Failure> {
         let block = self.block;
         for (name, value) in [("offset", offset), ("length", len)] {
@@ -133,7 +133,7 @@ impl CQueue {
         }
     }
 
-    /// Locks the queue for a call of this thread.
+    /// Locks the queue for a call by this thread.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, User>, Failure> {
         match self.user.try_lock() {
             Ok(guard) => Ok(guard),
@@ -145,12 +145,12 @@ impl CQueue {
         }
     }
 
-    /// Fails if a call on the queue is running, except after a fork.
+    /// Fails if a call on the queue is in progress, except after a fork.
     pub(crate) fn check_idle(&self) -> Result<(), Failure> {
         if self.health.is_forked() { Ok(()) } else { self.lock().map(drop) }
     }
 
-    /// Releases what the queue holds, after the end of the session.
+    /// Releases everything that the queue holds, after the session has ended.
     pub(crate) fn end(&self) -> Result<(), Failure> {
         let mut user = self.lock()?;
         user.queue = None;
@@ -158,7 +158,7 @@ impl CQueue {
         Ok(())
     }
 
-    /// Number of requests whose memory is in use; 1 if a call on the queue is running.
+    /// Number of requests whose memory is in use; 1 if a call on the queue is in progress.
     pub(crate) fn held(&self) -> usize {
         self.lock().map_or(1, |user| user.slots.iter().filter(|one| !one.hold.has_ended()).count())
     }

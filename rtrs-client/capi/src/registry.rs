@@ -17,11 +17,11 @@ pub(crate) struct Registry(RwLock<Vec<Entry>>);
 struct Entry {
     /// Addresses.
     range: Range<usize>,
-    /// None when it is being released.
+    /// None while it is being released.
     memory: Option<Memory>,
     /// Set when requests no longer use the registration.
     is_leaving: bool,
-    /// Set when nothing in the library holds the memory.
+    /// Set once nothing in the library holds the memory.
     is_released: Arc<AtomicBool>,
 }
 
@@ -82,8 +82,8 @@ impl Registry {
         entry.memory.as_ref()?.part_with(from..from + range.len(), Piece::new(hold))
     }
 
-    /// Makes requests no longer use the registration of this memory. Returns the memory; None if it
-    /// is being released.
+    /// Stops requests from using the registration of this memory. Returns the memory; None if it is
+    /// being released.
     pub(crate) fn begin_removal(&self, at: &Range<usize>) -> Result<Option<Memory>, Failure> {
         let mut entries = self.write();
         let entry = entries.iter_mut().find(|one| one.range == *at).ok_or_else(unknown)?;

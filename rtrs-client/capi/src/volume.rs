@@ -13,11 +13,11 @@ use crate::memory::Span;
 use crate::queue::CQueue;
 use crate::registry::Registry;
 
-/// Maximum time by which a wait for an event delays a close of the volume.
+/// Maximum time by which a wait for an event delays the closing of the volume.
 const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
 /// All addresses.
 const EVERYWHERE: Range<usize> = 0..usize::MAX;
-/// Time limit for the system to release request memory after the session has ended.
+/// Maximum time for the system to release request memory after the session has ended.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 
 /// Object behind the header's `rtrs_volume`.
@@ -90,14 +90,14 @@ impl CVolume {
         })
     }
 
-    /// Waits until nothing in the library or the system uses memory whose registration has ended.
-    /// A receive can outlast its request: a server may stop in the middle of an answer.
+    /// Waits until nothing in the library or the system uses memory whose registration has ended. A
+    /// receive can outlast its request, because a server may stop in the middle of an answer.
     fn await_memory(&self, addresses: &Range<usize>) -> Result<(), Failure> {
         self.memory.release(addresses);
         await_release("unregister the memory", || self.memory.unreleased(addresses))
     }
 
-    /// Ends the registration of memory, which then belongs to the program.
+    /// Ends the registration of memory, which then belongs to the program again.
     pub(crate) fn unregister(&self, span: &Span) -> Result<(), Failure> {
         let addresses = span.addresses();
         let memory = self.memory.begin_removal(&addresses)?;
@@ -127,8 +127,8 @@ impl CVolume {
     }
 
     /// Makes the volume ready to be dropped: no call is running, the session has ended, and nothing
-    /// uses the memory of requests. In a child process it does not wait: the child has its own copy
-    /// of the memory.
+    /// uses the memory of requests. Does not wait in a child process, which has its own copy of the
+    /// memory.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         let mut guard = match self.volume.try_write() {
             Ok(guard) => guard,
@@ -154,7 +154,7 @@ impl CVolume {
     }
 }
 
-/// Waits until nothing holds any of the program's memory; `held` returns the number of pieces.
+/// Waits until nothing holds any of the program's memory; `held` returns the number of pieces held.
 fn await_release(what: &str, held: impl Fn() -> usize) -> Result<(), Failure> {
     let begin = Instant::now();
     loop {
@@ -185,7 +185,7 @@ fn await_event(
         let (event, ended) = next(left.min(EVENT_WAIT_MAX))?;
         match event.map(|event| CEvent::new(&event)) {
             Some(Some(event)) => return Ok(Some(event)),
-            // An event that the header does not declare.
+            // An event that the header does not declare is skipped.
             Some(None) => {}
             None if ended || left <= EVENT_WAIT_MAX => return Ok(None),
             None => {}

@@ -20,7 +20,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// Builds the engine. Returns None, with a message, where fio or its source is missing.
+    /// Builds the engine. Returns None, with a message, if fio or its source is missing.
     fn new() -> Option<Self> {
         if !requires(&["fio"]) {
             return None;
@@ -41,7 +41,7 @@ impl Engine {
         Some(Self { installed, path })
     }
 
-    /// Returns the fio command for a job on a volume, with these options, separated by white space.
+    /// Returns the fio command for a job on a volume, with these whitespace-separated options.
     fn fio(&self, uri: &str, options: &str) -> Command {
         let mut fio = Command::new("fio");
         fio.current_dir(self.installed.0.dir());

@@ -1,4 +1,4 @@
-//! Tests of `librtrs.so.0` with C programs that the tests compile and real server processes.
+//! Tests of `librtrs.so.0`, using C programs that the tests compile and real server processes.
 #![forbid(unsafe_code)]
 
 mod fio;
@@ -27,11 +27,11 @@ fn library() -> PathBuf {
     rtrs_tests::bin("librtrs_capi.so")
 }
 
-/// Library with its header, installed by `scripts/install-lib.sh`.
+/// The library with its header, installed by `scripts/install-lib.sh`.
 struct Installed(Scratch);
 
 impl Installed {
-    /// Installs the library with this header. Without a C compiler, says so and returns None.
+    /// Installs the library with this header. If there is no C compiler, says so and returns None.
     fn new(header: &str) -> Option<Self> {
         if !requires(&["cc", "pkg-config"]) {
             return None;
@@ -51,7 +51,7 @@ impl Installed {
         Self(dir)
     }
 
-    /// Compiles a file of the crate.
+    /// Compiles one of the crate's files.
     fn compile(&self, file: &str) -> PathBuf {
         self.compile_file(&root().join("rtrs-client/capi").join(file))
     }
@@ -61,7 +61,7 @@ impl Installed {
         self.compile_with(file, &["--cflags", "--libs"])
     }
 
-    /// Compiles a file of the crate that loads the library itself.
+    /// Compiles one of the crate's files that loads the library itself.
     fn compile_unlinked(&self, file: &str) -> PathBuf {
         self.compile_with(&root().join("rtrs-client/capi").join(file), &["--cflags"])
     }
@@ -219,12 +219,12 @@ fn the_program_of_the_document_compiles() {
     let _ = run(program, &[""; 0], COMMAND_TIME_MAX).code(1).says("127.0.0.1:1");
 }
 
-/// Returns a Python that has the modules of the tests. If there is none, says so and returns None.
+/// Returns a Python that has the tests' modules. If there is none, says so and returns None.
 fn python() -> Option<&'static str> {
     if !requires(&["python3"]) {
         return None;
     }
-    // Debian's modules are those of its own Python, which may not be the first one.
+    // Debian's modules are for its own Python, which may not be the first one in the path.
     let found = ["python3", "/usr/bin/python3"].into_iter().find(|python| {
         let is_there = !python.starts_with('/') || Path::new(python).exists();
         let words = ["-c", "import cffi, pytest"];

@@ -1,7 +1,7 @@
 //! Copies a volume to another volume, and compares the two.
 //!
 //! `cargo run -p rtrs --example copy -- tcp://10.0.0.2/vol0 tcp://10.0.0.3/vol0`. Holes are not
-//! read: they are zeroes at the destination. Several requests are in flight at both ends.
+//! read, but zeroed at the destination. Several requests are in flight at both ends.
 
 use std::error::Error;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(crate) fn copy(from: &str, to: &str) -> Result<Copied, Box<dyn Error>> {
     let parts = parts(read, size, source.geometry().extents)?;
     let mut copied = Copied::default();
     for part in parts.iter().filter(|part| part.hole) {
-        // If the server does not support write zeroes, the library writes zeroes instead.
+        // If the server does not support write zeroes, the library sends the zeroes as data.
         finish(write, Request::write_zeroes(part.offset, part.len))?;
         copied.holes += part.len;
     }
@@ -77,7 +77,7 @@ pub(crate) fn copy(from: &str, to: &str) -> Result<Copied, Box<dyn Error>> {
     Ok(copied)
 }
 
-/// Returns the parts of a volume, none longer than a request.
+/// Splits a volume into parts, none longer than a request.
 fn parts(queue: &mut Queue, size: u64, extents: bool) -> Result<Vec<Part>, Box<dyn Error>> {
     let (mut parts, mut at) = (Vec::new(), 0);
     while at < size {
@@ -99,7 +99,7 @@ fn parts(queue: &mut Queue, size: u64, extents: bool) -> Result<Vec<Part>, Box<d
     Ok(parts)
 }
 
-/// Reads the parts, several at a time, and passes each to `take`.
+/// Reads the parts, several at once, and passes each to `take`.
 fn each_read(
     queue: &mut Queue,
     parts: &[Part],
@@ -150,7 +150,7 @@ fn drain(queue: &mut Queue) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits for completions, and checks them.
+/// Waits for completions and checks them.
 fn reap(queue: &mut Queue) -> Result<(), Box<dyn Error>> {
     let mut done: Vec<Completion> = Vec::new();
     if queue.poll(&mut done, 1, DEPTH, PATIENCE)? == 0 {

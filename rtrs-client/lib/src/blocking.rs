@@ -5,11 +5,11 @@ use crate::error::{Error, ErrorKind};
 use crate::queue::{Queue, outcome};
 use crate::request::{Extent, Request};
 
-/// Blocking calls. Each request of a call is limited to the time set with [`Queue::set_wait_max`].
-/// Completions of submitted requests that arrive in the meantime are left to [`Queue::poll`].
+/// Blocking calls. Each request in a call is limited to the time set with [`Queue::set_wait_max`].
+/// Completions of submitted requests that arrive in the meantime are left for [`Queue::poll`].
 impl Queue {
-    /// Fills `bytes` from the volume. Offset and length are multiples of the logical block size.
-    /// More than [`Queue::io_max`] bytes are read in several requests, one after the other.
+    /// Fills `bytes` from the volume. Offset and length must be multiples of the logical block
+    /// size. More than [`Queue::io_max`] bytes are read in several requests, one after another.
     ///
     /// ```no_run
     /// # fn example(queue: &mut rtrs::Queue) -> Result<(), rtrs::Error> {
@@ -20,7 +20,7 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] with the error of a request; `bytes` may then be filled in part.
+    /// [`ErrorKind::Io`] with the error of the failed request; `bytes` may be partly filled.
     /// [`ErrorKind::TimedOut`], [`ErrorKind::Closed`], [`ErrorKind::Forked`].
     pub fn pread(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let mut at = offset;
@@ -35,8 +35,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Writes `bytes` to the volume. Offset and length are multiples of the logical block size.
-    /// More than [`Queue::io_max`] bytes are written in several requests, one after the other. The
+    /// Writes `bytes` to the volume. Offset and length must be multiples of the logical block size.
+    /// More than [`Queue::io_max`] bytes are written in several requests, one after another. The
     /// data is durable after a [`flush`](Self::flush).
     ///
     /// ```no_run
@@ -48,8 +48,8 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] with the error of a request; a part may have been written.
-    /// [`ErrorKind::TimedOut`], [`ErrorKind::Closed`], [`ErrorKind::Forked`].
+    /// [`ErrorKind::Io`] with the error of the failed request; part of the data may have been
+    /// written. [`ErrorKind::TimedOut`], [`ErrorKind::Closed`], [`ErrorKind::Forked`].
     pub fn pwrite(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let mut at = offset;
         for part in bytes.chunks(self.io_max() as usize) {
@@ -60,7 +60,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes durable all previously completed writes, on any queue of the volume.
+    /// Makes all previously completed writes durable, whichever of the volume's queues ran them.
     ///
     /// # Errors
     /// [`ErrorKind::Io`], which may also mean that the server has lost acknowledged writes.
@@ -69,8 +69,8 @@ impl Queue {
         outcome("flush", self.run(Request::flush())?.result)
     }
 
-    /// Returns extents of a range, in order from its start: at least the first. The list may end
-    /// before the range does.
+    /// Returns the extents of a range, in order from its start: at least the first one. The list
+    /// may end before the range does.
     ///
     /// ```no_run
     /// # fn example(queue: &mut rtrs::Queue, size: u64) -> Result<(), rtrs::Error> {

@@ -1,15 +1,15 @@
-//! Memory of requests.
+//! Memory for requests.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use rtrs_core::mem::{OwnedBytes, SharedBytes};
 
-/// Memory of a request: bytes of fixed length, used as a slice.
+/// Memory for a request: a fixed number of bytes, used as a slice.
 ///
 /// A [`Request`](crate::Request) takes its buffers, and the [`Completion`](crate::Completion)
-/// returns them, so no byte changes unexpectedly. If the library still needs the memory then, for
-/// example for a send on a path that has failed, the completion holds a copy.
+/// returns them, so no byte changes unexpectedly. If the library still needs the memory by then,
+/// such as for a send on a failed path, the completion holds a copy.
 ///
 /// ```
 /// let mut buffer = rtrs::Buffer::zeroed(4096);
@@ -48,14 +48,14 @@ impl Buffer {
 }
 
 impl From<Vec<u8>> for Buffer {
-    /// Takes the bytes of a vector, in place.
+    /// Takes over the bytes of a vector without copying them.
     fn from(bytes: Vec<u8>) -> Self {
         Self(bytes.into())
     }
 }
 
 impl From<OwnedBytes> for Buffer {
-    /// Takes bytes of the engine's memory types, for `librtrs`.
+    /// Wraps the engine's memory type, for `librtrs`.
     fn from(bytes: OwnedBytes) -> Self {
         Self(bytes)
     }

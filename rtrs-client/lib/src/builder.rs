@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::queue::Queue;
 use crate::volume::Volume;
 
-/// Defaults for the options that a session does not have.
+/// Defaults for the options that sessions do not have.
 const OPTIONS: EmbedOptions =
     EmbedOptions { queues: 1, queue_depth: 128, io_max: 1 << 20, retry_for: Duration::ZERO };
 
@@ -39,14 +39,14 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Creates the settings of a volume of this export; it needs at least one
+    /// Creates the settings for a volume backed by this export; it needs at least one
     /// [`path`](Self::path).
     #[must_use]
     pub fn new(export: impl Into<String>) -> Self {
         Self { export: export.into(), settings: Vec::new() }
     }
 
-    /// Creates the settings of a volume from a URI: the first path, the export, and settings.
+    /// Creates a volume's settings from a URI with the first path, the export, and settings.
     ///
     /// ```
     /// let uri = "tcp://10.0.0.1@10.0.0.2:1234/vol0?path=tcp://10.1.0.2&io-timeout=5s&queues=2";
@@ -58,11 +58,11 @@ impl Builder {
     /// assert_eq!(rtrs::Builder::from_uri(uri), Ok(same));
     /// ```
     ///
-    /// The export begins after the first slash of the path and may contain slashes. In export and
-    /// values, `%` and two hexadecimal digits encode a byte.
+    /// The export begins after the first slash of the path and may contain slashes. In the export
+    /// and the values, `%` followed by two hexadecimal digits encodes a byte.
     ///
     /// # Errors
-    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) if the text has a different form. Values
+    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) if `text` has a different form. Values
     /// are checked by [`open`](Self::open).
     pub fn from_uri(text: &str) -> Result<Self, Error> {
         let VolumeUri { path, export, settings } = text.parse()?;
@@ -91,8 +91,8 @@ impl Builder {
         self.set("access", "ro")
     }
 
-    /// Sets the number of queues, 1 by default. Each has an IO thread of the library, and a
-    /// connection on each path.
+    /// Sets the number of queues, 1 by default. Each has its own IO thread in the library, and its
+    /// own connection on each path.
     #[must_use]
     pub fn queues(self, count: u16) -> Self {
         self.set("queues", count.to_string())
@@ -111,8 +111,8 @@ impl Builder {
         self.set("io-max", bytes.to_string())
     }
 
-    /// Sets the time for attempts to open a volume that cannot be opened yet, for example because
-    /// the server still has requests of an earlier session. By default there is one attempt.
+    /// Sets how long to keep trying to open a volume that cannot be opened yet, for example because
+    /// the server still has requests from an earlier session. By default, it is tried once.
     #[must_use]
     pub fn retry_for(self, time: Duration) -> Self {
         self.set("retry-for", format!("{}ms", time.as_millis()))
@@ -126,7 +126,7 @@ impl Builder {
     /// [`retry_for`](Self::retry_for), plus the time that the system's resolver takes.
     ///
     /// # Errors
-    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) with the setting,
+    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) naming the setting,
     /// [`ErrorKind::Path`](crate::ErrorKind::Path) with the reason for each path,
     /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub fn open(&self) -> Result<(Volume, Vec<Queue>), Error> {

@@ -16,23 +16,23 @@ pub enum ErrorKind {
     Path,
     /// The system refused an operation.
     System,
-    /// The volume belongs to another process, of which this process is a child.
+    /// The volume belongs to another process, from which this process was forked.
     Forked,
     /// The volume is closed, or its session has ended.
     Closed,
     /// The queue is full: poll it for completions.
     Full,
-    /// The request cannot be valid: it is too long, or has too many buffers.
+    /// The request is invalid: it is too long or has too many buffers.
     Invalid,
     /// A blocking call's request failed with this error.
     Io(IoError),
     /// A blocking call's request did not complete in time. It may still take effect.
     TimedOut,
-    /// A thread of the library did not answer in time.
+    /// One of the library's threads did not answer in time.
     Busy,
 }
 
-/// Error of a call.
+/// Error returned by a call.
 ///
 /// ```
 /// let error = rtrs::Builder::new("vol0").open().unwrap_err();

@@ -23,23 +23,23 @@
 //! }
 //! ```
 //!
-//! The blocking calls run one request at a time. For more, [`Queue::submit`] takes a [`Request`],
-//! and [`Queue::poll`] returns a [`Completion`] with the memory of the request.
+//! The blocking calls run one request at a time. To run several, [`Queue::submit`] takes a
+//! [`Request`], and [`Queue::poll`] returns a [`Completion`] with the request's memory.
 //!
 //! # Memory
 //! A request owns its memory, a [`Buffer`], until the request completes. Buffers are made from
-//! vectors without copying. Over TCP and TLS data is sent from them and received into them; over
-//! RDMA it is copied through registered memory, `queue-depth` times `io-max` bytes for each queue.
+//! vectors without copying. Over TCP and TLS, data is sent from them and received into them; over
+//! RDMA, it is copied through registered memory, `queue-depth` times `io-max` bytes for each queue.
 //! [`Memory`] that is registered with the volume is used in place over RDMA too.
 //!
 //! # Threads and processes
-//! A [`Queue`] can be moved to another thread, but not shared; a [`Volume`] can be shared. After
-//! a fork the child can use neither: calls fail with [`ErrorKind::Forked`], and dropping them
+//! A [`Queue`] can be moved to another thread, but not shared; a [`Volume`] can be shared. After a
+//! fork, the child can use neither: calls fail with [`ErrorKind::Forked`], and dropping them
 //! changes nothing in the parent. The library installs no signal handler and logs through `tracing`
 //! only if the program has a subscriber.
 //!
 //! # Request errors
-//! A failed request has an [`IoError`] in its completion. What happens while no path is connected,
+//! The completion of a failed request has an [`IoError`]. What happens while no path is connected,
 //! and when a server does not answer, depends on the settings `no-path` and `io-timeout`.
 
 #![forbid(unsafe_code)]

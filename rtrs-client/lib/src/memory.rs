@@ -9,12 +9,12 @@ use rtrs_core::mem::{MemSlice, Region};
 
 use crate::error::{Error, ErrorKind};
 
-/// Program memory that requests use in place, over RDMA too, once it is registered with
+/// Program memory that requests use in place, including over RDMA, once it is registered with
 /// [`Volume::register`](crate::Volume::register).
 ///
-/// Requests name [`Part`]s. As with a file that several threads write, bytes are copied in and out,
-/// and may change at any time: no references to them exist. A clone is another handle to the same
-/// memory.
+/// Requests name [`Part`]s. As with a file that several threads write to, bytes are copied in and
+/// out, and may change at any time: no references to them exist. A clone is another handle to the
+/// same memory.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -62,8 +62,8 @@ impl Memory {
         self.0.slice(range.start, len).map(Part)
     }
 
-    /// Returns a part like [`part`](Self::part) that drops `owner` after its last use by the
-    /// library, for `librtrs`.
+    /// Returns a part like [`part`](Self::part) that drops `owner` after the library has last used
+    /// it, for `librtrs`.
     #[doc(hidden)]
     #[must_use]
     pub fn part_with(&self, range: Range<usize>, owner: impl Any + Send + Sync) -> Option<Part> {
@@ -77,7 +77,7 @@ impl Memory {
 }
 
 impl From<Arc<Region>> for Memory {
-    /// Wraps a region of the engine, for `librtrs`.
+    /// Wraps one of the engine's regions, for `librtrs`.
     fn from(region: Arc<Region>) -> Self {
         Self(region)
     }
@@ -106,7 +106,7 @@ impl Part {
         self.0.is_empty()
     }
 
-    /// Copies `bytes` to the part. If the bytes of a write in flight change, its checksum is wrong.
+    /// Copies `bytes` to the part. Changing bytes of a write in flight invalidates its checksum.
     ///
     /// # Panics
     /// Panics if the lengths differ.

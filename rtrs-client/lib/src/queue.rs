@@ -1,4 +1,4 @@
-//! Queues: submission and completion of requests.
+//! Queues, which submit and complete requests.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Fails if the volume accepts no requests.
+    /// Fails if the volume no longer accepts requests.
     fn check_open(&self) -> Result<(), Error> {
         self.process.check()?;
         if self.closing.load(Ordering::Acquire) {
@@ -80,9 +80,9 @@ enum Receiver {
     None,
 }
 
-/// Queue of a volume, served by an IO thread of the library.
+/// Queue of a volume, served by one of the library's IO threads.
 ///
-/// Requests of a queue run concurrently and complete in any order. A flush covers the writes that
+/// A queue's requests run concurrently and complete in any order. A flush covers the writes that
 /// completed before it was submitted. Requests in flight continue when the queue is dropped.
 ///
 /// A queue can be moved to another thread, but two threads cannot use it at the same time:
@@ -124,7 +124,7 @@ enum Receiver {
 pub struct Queue {
     shared: Arc<Shared>,
     user: QueueUser,
-    /// Maximum number of bytes in a request's memory.
+    /// Maximum size of a request's memory, in bytes.
     io_max: u32,
     /// Requests in flight, by slot.
     inflight: Vec<Option<(Receiver, InFlight)>>,
@@ -166,13 +166,13 @@ impl Queue {
         self.inflight.len()
     }
 
-    /// Returns the maximum number of bytes of a read or write.
+    /// Returns the maximum length of a read or write, in bytes.
     #[must_use]
     pub fn io_max(&self) -> u32 {
         self.io_max
     }
 
-    /// Sets the time limit for a request of a blocking call; 5 minutes by default. A call whose
+    /// Sets the time limit for a blocking call's request; the default is 5 minutes. A call whose
     /// request takes longer fails with [`ErrorKind::TimedOut`].
     pub fn set_wait_max(&mut self, time: Duration) {
         self.wait_max = time;
@@ -180,7 +180,7 @@ impl Queue {
 
     /// Submits a request. Its completion carries the token, which may be any number.
     ///
-    /// The volume's size, access and capabilities are checked later: a request that they exclude
+    /// The volume's size, access and capabilities are checked later: a request that violates them
     /// completes with an error.
     ///
     /// # Errors
@@ -224,7 +224,7 @@ impl Queue {
             .map_err(|_| invalid(format!("a range of {} bytes is too long", request.len())))
     }
 
-    /// Appends completions to `completions`, at most `max`, and returns their number. Waits until
+    /// Appends at most `max` completions to `completions`, and returns their number. Waits until
     /// there are `min` completions, nothing is in flight, or `timeout` has passed. Does not wait if
     /// `min` is 0.
     ///
@@ -274,14 +274,14 @@ impl Queue {
         }
     }
 
-    /// Takes an outcome of the session. Returns false if there is none.
+    /// Processes the next outcome from the session. Returns false if there is none.
     fn take_outcome(&mut self) -> bool {
         let Some(outcome) = self.user.outcomes.take() else { return false };
         self.end(outcome.slot, outcome.status);
         true
     }
 
-    /// Ends the request of a slot.
+    /// Completes the request in a slot.
     fn end(&mut self, slot: u32, status: IoStatus) {
         let Some((to, inflight)) = self.inflight[slot as usize].take() else { return };
         self.free.push(slot);
@@ -319,8 +319,8 @@ impl Queue {
     /// Runs a request to completion.
     ///
     /// # Errors
-    /// The errors of a submission, and [`ErrorKind::TimedOut`]. The request's own error is in the
-    /// completion.
+    /// The errors of [`Self::submit`], and [`ErrorKind::TimedOut`]. The request's own error is in
+    /// the completion.
     pub(crate) fn run(&mut self, request: Request) -> Result<Completion, Error> {
         let begin = Instant::now();
         self.answer = None;
@@ -384,7 +384,7 @@ impl Queue {
 impl AsFd for Queue {
     /// Returns an eventfd for a poll loop. It is readable while there are completions that
     /// [`Queue::poll`] has not returned, or if the session has ended, and may be readable
-    /// spuriously. Only the queue reads it.
+    /// spuriously. Only the queue may read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.user.outcomes.as_fd()
     }

@@ -99,13 +99,13 @@ impl Request {
         Self::with_memory(IoOp::Write, offset, Memory::Several(buffers))
     }
 
-    /// Reads into a part of [`Memory`](crate::Memory), in place if that is registered.
+    /// Reads into a part of [`Memory`](crate::Memory), in place if the memory is registered.
     #[must_use]
     pub fn read_to(offset: u64, part: &Part) -> Self {
         Self::with_memory(IoOp::Read, offset, Memory::Part(part.clone()))
     }
 
-    /// Writes from a part of [`Memory`](crate::Memory), in place if that is registered.
+    /// Writes from a part of [`Memory`](crate::Memory), in place if the memory is registered.
     #[must_use]
     pub fn write_from(offset: u64, part: &Part) -> Self {
         Self::with_memory(IoOp::Write, offset, Memory::Part(part.clone()))
@@ -117,7 +117,7 @@ impl Request {
         Self::new(IoOp::Flush, 0, 0)
     }
 
-    /// Discards the content of a range, which may read as anything afterwards.
+    /// Discards the contents of a range, which may then read as anything.
     #[must_use]
     pub fn discard(offset: u64, len: u64) -> Self {
         Self::new(IoOp::Discard, offset, len)
@@ -162,13 +162,13 @@ impl Request {
         self.len == 0
     }
 
-    /// Returns the buffers of the request, for example after it was rejected.
+    /// Returns the buffers of the request, for example after it has been rejected.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Buffer> {
         into_buffers(self.memory)
     }
 
-    /// Returns the number of pieces, and the bytes of memory.
+    /// Returns the number of pieces, and the number of bytes.
     pub(crate) fn memory_size(&self) -> (usize, usize) {
         self.memory.size()
     }
@@ -203,7 +203,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Returns the buffer of a request that had one. After a failed read its content is undefined.
+    /// Returns the request's buffer, if it had one. After a failed read its contents are undefined.
     #[must_use]
     pub fn into_buffer(self) -> Option<Buffer> {
         match self.memory {
@@ -218,8 +218,8 @@ impl Completion {
         into_buffers(self.memory)
     }
 
-    /// Returns the extents of [`Request::extents`], in order from its offset. The list may end
-    /// before the range does; the rest can be queried with another request.
+    /// Returns the extents found by [`Request::extents`], in order from its offset. The list may
+    /// end before the range does; the rest can be queried with another request.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents

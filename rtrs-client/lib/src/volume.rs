@@ -66,7 +66,7 @@ impl From<DeviceGeometry> for Geometry {
     }
 }
 
-/// Change of an open volume.
+/// Change to an open volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -87,7 +87,7 @@ pub enum Event {
         /// Number of paths.
         total: usize,
     },
-    /// The volume has failed and serves no IO.
+    /// The volume has failed and no longer serves IO.
     Failed {
         /// Reason.
         why: String,
@@ -105,13 +105,13 @@ impl From<VolumeEvent> for Event {
     }
 }
 
-/// Counters of an operation.
+/// Counters for one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OpStats {
     /// Number of requests that have ended.
     pub count: u64,
-    /// Bytes of the successful requests.
+    /// Total size of the successful requests, in bytes.
     pub bytes: u64,
     /// Number of requests that failed.
     pub errors: u64,
@@ -135,7 +135,7 @@ pub struct PathStats {
     pub connected: bool,
     /// Number of reconnects.
     pub reconnects: u64,
-    /// Reason why the path last failed, unless it is connected.
+    /// Reason for the path's last failure, unless it is connected.
     pub last_error: Option<String>,
     /// Number of requests sent over the path.
     pub requests: u64,
@@ -217,11 +217,11 @@ impl Volume {
         self.volume.geometry().into()
     }
 
-    /// Returns the identity of server and export, `SERVER/EXPORT`, as in the setting `identity`;
-    /// None if the server reports none.
+    /// Returns the identity of the server and export, `SERVER/EXPORT`, as in the `identity`
+    /// setting; None if the server reports none.
     ///
     /// # Errors
-    /// Those of [`stats`](Self::stats).
+    /// See [`stats`](Self::stats).
     pub fn identity(&self) -> Result<Option<String>, Error> {
         Ok(self.report()?.identity.map(|identity| identity.to_string()))
     }
@@ -229,7 +229,7 @@ impl Volume {
     /// Returns counters and the status of the paths.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] after the end of the session; [`ErrorKind::Busy`] if an IO thread does
+    /// [`ErrorKind::Closed`] after the session has ended; [`ErrorKind::Busy`] if an IO thread does
     /// not answer within two seconds; [`ErrorKind::Forked`].
     pub fn stats(&self) -> Result<Stats, Error> {
         let report = self.report()?;
@@ -259,13 +259,13 @@ impl Volume {
     }
 
     /// Registers memory. A request for one [`Part`](crate::Part) uses registered memory in place,
-    /// also over RDMA, where the data of other requests is copied. The system pins the memory for
-    /// each path over RDMA and counts it as locked memory; requests wait meanwhile. Over TCP and
-    /// TLS nothing changes. Memory can be registered with several volumes.
+    /// even over RDMA, where the data of other requests is copied. The system pins the memory for
+    /// each path over RDMA and counts it as locked memory; requests wait until that is done. This
+    /// has no effect over TCP and TLS. Memory can be registered with several volumes.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the system or a device refuses; [`ErrorKind::Closed`] after the end
-    /// of the session; [`ErrorKind::Forked`].
+    /// [`ErrorKind::System`] if the system or a device refuses; [`ErrorKind::Closed`] after the
+    /// session has ended; [`ErrorKind::Forked`].
     pub fn register(&self, memory: &Memory) -> Result<(), Error> {
         self.shared.process.check()?;
         if self.volume.has_ended() {
@@ -274,11 +274,11 @@ impl Volume {
         Ok(self.volume.register_memory(memory.region())?)
     }
 
-    /// Ends the registration of memory. Requests in flight end first, and the memory stays usable.
+    /// Unregisters memory. Requests in flight finish first, and the memory stays usable.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if requests in flight do not end within 10 s, or an IO thread does not
-    /// answer: the registration ends later. [`ErrorKind::Forked`].
+    /// [`ErrorKind::Busy`] if requests in flight do not finish within 10 s, or an IO thread does
+    /// not answer: the registration ends later. [`ErrorKind::Forked`].
     pub fn unregister(&self, memory: &Memory) -> Result<(), Error> {
         self.shared.process.check()?;
         if self.volume.unregister_memory(memory.region()) {
@@ -289,7 +289,7 @@ impl Volume {
     }
 
     /// Waits for the next event. Returns None if there is none within `timeout`, or immediately
-    /// after the end of the session. While 256 events wait, each new one replaces the oldest.
+    /// once the session has ended. While 256 events are pending, each new one replaces the oldest.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -298,7 +298,7 @@ impl Volume {
         Ok(self.volume.next_event(timeout).map(Event::from))
     }
 
-    /// Returns whether the session of the open volume has ended because of a failure.
+    /// Returns whether the volume's session has ended because of a failure.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.volume.has_ended()

@@ -1,4 +1,4 @@
-//! Aliases: names that other tools give to commands, such as `connect` and `disconnect` in nvme,
+//! Aliases: names that other tools use for commands, such as `connect` and `disconnect` in nvme,
 //! `map` and `unmap` in rbd and rnbd, `mount`, `umount`, `ls`, `show`, `stop` and `shutdown`. The
 //! help does not list them; a tip names our command.
 
@@ -24,10 +24,10 @@ const ALIASES: &[(&str, &[&str])] = &[
 /// Names for `list` or, when followed by a volume name, for `status`.
 const SHOW: [&str; 2] = ["show", "ls"];
 
-/// Flags of all commands that take a value in the next argument.
+/// Flags, common to all commands, that take a value in the next argument.
 const WITH_VALUE: &[&str] = &["-o", "--output", "--run-dir"];
 
-/// Flags of all commands, which may precede the command.
+/// Flags common to all commands, which may precede the command.
 const OF_ALL: &[&str] = &["-o", "--output", "--run-dir", "-h", "--help", "-V", "--version"];
 
 /// Returns the first flag before the command that should follow the command.
@@ -82,7 +82,7 @@ fn replace(args: &mut Vec<OsString>) -> Option<(String, String)> {
 #[must_use]
 pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {
     if let Some(flag) = misplaced(&args).filter(|_| !wants_json(&args)) {
-        // A failure to print a tip changes nothing.
+        // A tip that cannot be printed is skipped.
         let _ = writeln!(
             std::io::stderr(),
             "rtrs-client: tip: {flag} must follow the command, and the name of a volume needs no \
@@ -91,7 +91,7 @@ pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {
     }
     let replaced = replace(&mut args);
     if let Some((alias, command)) = replaced.filter(|_| !wants_json(&args)) {
-        // A failure to print a tip changes nothing.
+        // A tip that cannot be printed is skipped.
         let _ = writeln!(std::io::stderr(), "rtrs-client: tip: {alias} is \"{command}\" here");
     }
     args

@@ -1,5 +1,5 @@
-//! `attach`: starts the daemon of the session in the background and waits until the volumes are
-//! ready. With `--foreground`, or when started by `start_daemon`, this process is the daemon. With
+//! `attach`: starts the session's daemon in the background and waits until the volumes are ready.
+//! With `--foreground`, or when started by `start_daemon`, this process is the daemon. With
 //! `--session` it asks a running daemon to add a volume.
 
 use std::collections::BTreeMap;
@@ -114,8 +114,8 @@ impl Outcome {
         format!("{} attached: {}{mode}\n", printable(&attached.name), at.unwrap_or("-"))
     }
 
-    /// Warns that a volume is read-only although `rw` was tried first, and about files that will be
-    /// missing for its next process.
+    /// Warns if a volume is read-only although `rw` was tried first, and about files that its next
+    /// process will not find.
     pub(super) fn warn(&self) {
         let Self::Attached(attached) = self else { return };
         let name = &attached.name;
@@ -158,7 +158,7 @@ impl AttachArgs {
     /// `vhost-user` replace one another.
     ///
     /// # Errors
-    /// Returns errors of the file, and of flags with old names.
+    /// Returns errors in the file, and errors for flags with old names.
     pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
         let mut settings = self.source.settings(&self.of_session, global)?;
         let attach = &mut settings.attach;
@@ -169,7 +169,7 @@ impl AttachArgs {
         Ok(settings)
     }
 
-    /// Returns the plan of a session to which the service manager passed these sockets.
+    /// Returns the plan for a session to which the service manager passed these sockets.
     pub(super) fn plan(
         &self,
         global: &GlobalArgs,
@@ -250,7 +250,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         if export.is_some() {
             settings.attach.export = export.clone().filter(|export| export != name);
         }
-        // Where to serve the volume may be specified later, in addition to the file.
+        // The file need not say where to serve the volume: that may be specified later.
         if settings.attach.is_nowhere() {
             return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
         }
@@ -302,7 +302,7 @@ fn check_readable_again(file: &Path) -> Result<(), Error> {
     )))
 }
 
-/// Returns the errors of volumes that are not attached.
+/// Returns the errors of the volumes that were not attached.
 pub(super) fn all_attached(outcomes: &[Outcome]) -> Result<(), Error> {
     let errors: Vec<&str> = outcomes.iter().filter_map(Outcome::error).collect();
     if errors.is_empty() {
@@ -346,7 +346,7 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     show(name, &outcome, Outcome::text, global)
 }
 
-/// Finds the session that has a volume with this name, or that has this name at the server.
+/// Finds the session that has a volume with this name, or that has this name on the server.
 fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     let session = Session::find(name, global)?;
     let error = match session.status() {
@@ -361,7 +361,7 @@ fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     found.map_or(Err(error), |name| Session::new(name, global))
 }
 
-/// Warns the operator; the daemon's log also contains the warnings.
+/// Warns the operator; the warnings are also in the daemon's log.
 fn warn(warnings: impl IntoIterator<Item = String>) {
     for warning in warnings {
         // Standard error may be closed.
@@ -369,8 +369,8 @@ fn warn(warnings: impl IntoIterator<Item = String>) {
     }
 }
 
-/// Starts the daemon of a plan with these arguments, and waits for its output line. The daemon
-/// inherits only its standard streams, among them the locked log and the pipe for the line.
+/// Starts the daemon for a plan with these arguments, and waits for its output line. The daemon
+/// inherits only its standard streams, including the locked log and the pipe for the line.
 pub(super) fn start_daemon(
     plan: &AttachPlan,
     words: impl IntoIterator<Item = OsString>,
@@ -394,7 +394,7 @@ pub(super) fn start_daemon(
     let Some(out) = child.stdout.take() else {
         return Err(Error::new(ErrorKind::System, "no pipe to the session's process"));
     };
-    // The daemon limits its startup time, so either its line or its end of output arrives.
+    // The daemon limits its startup time, so either its line or the end of its output arrives.
     let mut line = String::new();
     let what = || format!("{:?} to be attached", plan.session.name);
     let read = Awaited { what, at_most: daemon::start_max(plan) }

@@ -71,7 +71,7 @@ impl BenchArgs {
     /// Returns the settings of the configuration file, overridden by the flags.
     ///
     /// # Errors
-    /// Returns errors of the file, and of flags with old names.
+    /// Returns errors in the file, and for flags with old names.
     pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
         let mut settings = self.source.settings(&self.session, global)?;
         self.bench.apply(&mut settings.bench)?;
@@ -92,8 +92,8 @@ impl BenchArgs {
         BenchPlan::new(&self.name, settings, global.output)
     }
 
-    /// Takes export and session from the attached volume of this name, if there is one. The access
-    /// mode remains the benchmark's.
+    /// Takes the export and the session from the attached volume of this name, if there is one. The
+    /// access mode remains the benchmark's.
     fn use_attached(&self, settings: &mut Settings, global: &GlobalArgs) -> Result<(), Error> {
         let session = Session::find(&self.name, global)?;
         let status = match session.status() {
@@ -120,7 +120,7 @@ pub(super) fn run(args: &BenchArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Asks the user whether the data of the export may be overwritten.
+/// Asks the user whether the export's data may be overwritten.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] if the user does not agree, or there is no terminal.
@@ -175,7 +175,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let (wakes, inbox) = mpsc::channel();
     let to_follow = wakes.clone();
     let _forwarding = forward_signals(move |signal| {
-        // Closing the terminal ends the run too.
+        // Closing the terminal also ends the run.
         if signal != Signal::Dump {
             drop(to_follow.send(Wake::Signal));
         }
@@ -190,10 +190,10 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let live = plan.output == Output::Text && io::stderr().is_terminal();
     let outcome = follow(plan, &work, &inbox, &finished, live);
     if live {
-        // End the progress line, whatever ended the run.
+        // End the progress line, however the run ended.
         progress("\n");
     }
-    // After Ctrl-C, the wait for answers is short.
+    // After Ctrl-C, wait only briefly for answers.
     shards.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

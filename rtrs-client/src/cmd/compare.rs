@@ -41,9 +41,9 @@ struct Summary<'a> {
     first: &'a str,
     second: &'a str,
     equal: bool,
-    /// Lowest offset at which the contents differ, or at which the shorter of the two ends.
+    /// Lowest offset at which the contents differ, or at which the shorter one ends.
     first_difference: Option<u64>,
-    /// Length in bytes of the shorter of the two.
+    /// Length of the shorter one in bytes.
     size: u64,
 }
 

@@ -17,7 +17,7 @@ use crate::daemon::device;
 use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind, system};
 
-/// Maximum time until a daemon notices that an NBD client has disconnected.
+/// Maximum time for a daemon to notice that an NBD client has disconnected.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
 /// Interval between detach attempts during [`CLIENT_PATIENCE`].
 const CLIENT_INTERVAL: Duration = Duration::from_millis(20);
@@ -98,7 +98,7 @@ fn sessions(args: &DetachArgs, global: &GlobalArgs) -> Result<Vec<Session>, Erro
 /// Detaches several sessions, one after another.
 ///
 /// # Errors
-/// Returns the failures, one per line, after all sessions were tried.
+/// Returns the failures, one per line, after all sessions have been tried.
 fn detach_each(sessions: &[Session], args: &DetachArgs, output: Output) -> Result<(), Error> {
     let (mut rows, mut errors, mut printed) = (Vec::new(), Vec::new(), Ok(()));
     for session in sessions {
@@ -207,8 +207,8 @@ impl Ended {
 
 /// Frees the device that a dead process may have left behind, and removes its control socket. NBD
 /// clients of the process may still be waiting for the next process, which must report lost writes
-/// to them, so the saved epoch stays unless `force` is set or the process had a device: the users
-/// of a device cannot outlive it.
+/// to them, so the saved epoch stays unless `force` is set or the process had a device: a device's
+/// users cannot outlive it.
 fn free(session: &Session, not_attached: Error, force: bool) -> Result<Ended, Error> {
     let (name, path) = (&session.name, session.left_socket());
     let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;

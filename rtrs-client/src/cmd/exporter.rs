@@ -82,7 +82,7 @@ pub(super) fn run(args: &ExporterArgs, global: &GlobalArgs) -> Result<(), Error>
     Ok(())
 }
 
-/// Returns the servers on the service manager's sockets, or else at the address.
+/// Returns servers on the service manager's sockets, or else one at the address.
 fn servers(listen: Option<&MetricsAddress>) -> Result<Vec<MetricsServer>, Error> {
     let failed = system("cannot use the sockets of the service manager");
     let passed = passed_sockets().map_err(failed)?;

@@ -1,7 +1,7 @@
-//! Provider on a ring, for commands that test a link: runs pings, or one connect.
+//! A provider on a ring, for commands that test a link: runs pings, or one connect.
 //!
-//! The calling thread is the shard. Nothing outlives the call, and every run ends: each ping has
-//! its own time limits, and so does a connect.
+//! The calling thread is the shard. Nothing outlives the call, and every run ends: pings and
+//! connects have their own time limits.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,12 +23,12 @@ use crate::error::{Error, ErrorKind, system};
 use crate::tls::TlsSources;
 
 const RING_ENTRIES: u32 = 256;
-/// Polls between events, since a sleep would distort the measured latencies.
+/// Polls between events, since sleeping would distort the measured latencies.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
 /// Maximum number of RDMA reads in flight, at either end.
 const READS_MAX: u8 = 16;
 
-/// Options of a link.
+/// Options for a link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkOptions {
     /// Request checksums.
@@ -39,7 +39,7 @@ pub(crate) struct LinkOptions {
     pub(crate) timeout: Duration,
 }
 
-/// Provider with its ring. The fabric is dropped before the ring.
+/// A provider and its ring. The fabric is dropped before the ring.
 pub(crate) struct Link {
     fabric: Box<dyn Fabric>,
     ring: Rc<Ring>,
@@ -49,7 +49,7 @@ pub(crate) struct Link {
 
 /// Observer of a run.
 pub(crate) trait Watch {
-    /// Handles an event of the ping with that number.
+    /// Handles an event of the ping with this number.
     fn event(&mut self, now: Instant, at: usize, event: PingEvent);
     /// Called periodically with the state of all pings if [`Self::tick_every`] returns an interval.
     fn tick(&mut self, now: Instant, clients: &[PingClient]);
@@ -97,7 +97,7 @@ impl Link {
         Ok(Self { fabric, ring, prover })
     }
 
-    /// Prover of the client's identity, where both ends authenticate.
+    /// Prover of the client's identity, if both ends authenticate.
     pub(crate) fn prover(&self) -> Option<&Prover> {
         self.prover.as_ref()
     }
@@ -128,8 +128,8 @@ impl Link {
         run(&self.ring, POLL, &mut pings).map(drop)
     }
 
-    /// Connects with this private data and disconnects. Returns the time taken and the answer, from
-    /// an accept or a reject.
+    /// Connects with this private data and disconnects. Returns the time taken and the answer,
+    /// whether an accept or a reject.
     pub(crate) fn knock(
         &mut self,
         local: Option<IpAddr>,

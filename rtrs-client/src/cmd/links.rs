@@ -1,4 +1,4 @@
-//! Paths of `doctor`, `discover` and `ping`, given as arguments or taken from an attached session
+//! Paths for `doctor`, `discover` and `ping`, given as arguments or taken from an attached session
 //! or a configuration file, with the certificates or keys for them.
 
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::tls::TlsSources;
 /// Path, or the name of an attached session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkArg {
-    /// Path with a scheme, or in the form of rnbd.
+    /// Path with a scheme, or in rnbd's form.
     Path(LinkTarget),
     /// Name without a scheme.
     Session(String),
@@ -72,8 +72,8 @@ impl Link {
 }
 
 impl LinkSource {
-    /// Returns the links of arguments, or of the configuration file, at least one. Certificates and
-    /// keys from the command line replace those of the session or file.
+    /// Returns the links, at least one, from the arguments or the configuration file. Certificates
+    /// and keys from the command line replace those of the session or file.
     ///
     /// # Errors
     /// Fails if a session does not answer, the file is invalid or has no path, or no client can

@@ -37,7 +37,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
         (true, None) => RunDir::of_all_users().into_iter().map(|(u, d)| (Some(u), d)).collect(),
         (false, named) => {
             run_dir.check()?;
-            // A directory given by the user must exist, because the name may be mistyped.
+            // A directory given by the user must exist, because its name may have been mistyped.
             if named.is_some() {
                 run_dir.files()?;
             }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hint for the empty list of a user other than root, who cannot list root's sessions.
+/// Hint for an empty list when the user is not root and so cannot list root's sessions.
 fn hint(run_dir: &RunDir, root_has_dir: bool) -> String {
     let of_root = "; for those of root, use sudo rtrs-client list";
     let of_root = if root_has_dir { of_root } else { "" };
@@ -87,7 +87,7 @@ fn text(sessions: &[Found]) -> String {
             Answer::Status(status) => status_lines(status),
             Answer::Silent(silent) => silent_lines(silent),
         };
-        // A process of a different user can send any text.
+        // A process of a different user can send arbitrary text.
         let lines: Vec<String> = lines.iter().map(|line| printable(line)).collect();
         out += &format!("{}{}\n", uid(Some(found)), lines.join("\n"));
     }
@@ -143,7 +143,7 @@ fn status_lines(session: &Status) -> Vec<String> {
     lines
 }
 
-/// Number of connected paths, and number of slow paths among them.
+/// Number of connected paths, and how many of them are slow.
 fn counts(session: &Status) -> String {
     let (up, all) = session.path_counts();
     match session.paths().iter().filter(|path| path.is_avoided()).count() {

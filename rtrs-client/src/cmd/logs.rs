@@ -58,10 +58,10 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     if !args.follow {
         return Ok(());
     }
-    // Prints until the reader stops, as `head` does.
+    // Prints until the reader stops reading, as `head` does.
     while peer_end(io::stdout()) != PeerEnd::Gone {
         std::thread::sleep(POLL_INTERVAL);
-        // First the rest of the file, then the file that replaced it in a rotation.
+        // First the rest of the file, then the file that replaced it when it was rotated.
         print(&read_more(&mut file).map_err(failed(&path))?)?;
         let ino = file.metadata().map_err(failed(&path))?.ino();
         if let Ok(other) = File::open(&path)
@@ -73,8 +73,8 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Log of the session that has this volume; the log is named after the session's first volume. If
-/// there is no such session, the log that a past session with this name left behind.
+/// Returns the log of the session that has this volume; the log is named after the session's first
+/// volume. If there is no such session, the log that a past session with this name left behind.
 fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     let log = match ask(name, &run_dir.control_socket(name), ASK) {
         Some(Answer::Status(status)) if !status.log.is_empty() => status.log,

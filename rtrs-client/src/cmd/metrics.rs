@@ -1,4 +1,4 @@
-//! `metrics`, and the metrics of all sessions of a host for `exporter`.
+//! `metrics`, and the metrics of all sessions on a host for `exporter`.
 
 use clap::Args;
 use rtrs_core::local::{RequestError, RunDir};
@@ -45,12 +45,12 @@ pub(super) fn run(args: &MetricsArgs, global: &GlobalArgs) -> Result<(), Error> 
     print_text(&samples.text(ALL))
 }
 
-/// Metrics of all sessions of a run directory.
+/// Metrics of all sessions in a run directory.
 #[derive(Debug)]
 pub(super) struct Gathered {
     /// Samples of all sessions, including one per session that shows whether it answered.
     pub(super) samples: Samples,
-    /// Sessions that did not answer, by name, and the reasons.
+    /// Sessions that did not answer, by name, with the reasons.
     pub(super) silent: Vec<(String, RequestError)>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Gathered {
 /// session with a given name.
 ///
 /// # Errors
-/// Fails on a directory that cannot be read or that other users can change.
+/// Fails if the directory cannot be read or can be changed by other users.
 pub(super) fn gather(
     run_dir: &RunDir,
     timeout: impl Fn(&str) -> Duration + Sync,

@@ -1,8 +1,8 @@
 //! Command line of `rtrs-client`: one file per command, with its arguments, action and output.
 //!
-//! This module owns [`LowArgs`], which clap fills; invalid flags end the process with code 2 before
-//! any other action. Flags that are settings are declared in `settings.rs`, because each is also a
-//! key of the configuration file.
+//! This module owns [`LowArgs`], which clap fills; invalid flags end the process with exit code 2
+//! before anything else happens. Flags that are settings are declared in `settings.rs`, because
+//! each is also a key of the configuration file.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
@@ -239,7 +239,7 @@ pub enum Command {
 }
 
 impl LowArgs {
-    /// Returns the format of the result and of errors.
+    /// Returns the output format for the result and for errors.
     #[must_use]
     pub fn output(&self) -> Output {
         // The attach command reads the log of the process that it starts.

@@ -1,4 +1,4 @@
-//! Flags and display of commands that move data.
+//! Flags and progress display of commands that move data.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::error::{Error, usage};
 const TERMINAL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between lines on other outputs.
 const LINES_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum memory of all requests together.
+/// Maximum memory for all requests together.
 const BYTES_MAX: u64 = 1 << 30;
 /// Limits of `--request-size`.
 const SIZE: std::ops::RangeInclusive<u64> = 4096..=32 << 20;
@@ -48,7 +48,7 @@ pub struct TransferArgs {
 }
 
 impl TransferArgs {
-    /// Number and size of requests.
+    /// Returns the number and size of requests.
     pub(super) fn sizes(&self) -> Result<Sizes, Error> {
         let (requests, bytes) = (self.requests.get(), self.request_size.bytes());
         let io_max = u32::try_from(bytes).ok().filter(|_| SIZE.contains(&bytes));
@@ -67,7 +67,7 @@ impl TransferArgs {
         Ok(Sizes { requests, io_max })
     }
 
-    /// Display of the progress.
+    /// Creates the display of the progress.
     pub(super) fn display(&self, output: Output) -> Progress {
         let is_terminal = io::stderr().is_terminal();
         if !self.progress && (!is_terminal || output == Output::Json) {

@@ -1,4 +1,4 @@
-//! `save`: writes the file of `apply` from the running sessions.
+//! `save`: writes a file for `apply` from the running sessions.
 
 use std::fs;
 use std::io::{self, Write};
@@ -88,7 +88,7 @@ struct Saved {
 }
 
 impl Saved {
-    /// Adds the volume of an answer.
+    /// Adds the volume that an answer describes.
     fn add(&mut self, answer: &Answer, run_dir: &RunDir, global: &GlobalArgs) {
         let name = answer.name();
         self.names.push(name.to_owned());
@@ -144,8 +144,8 @@ impl Saved {
     }
 }
 
-/// Adds the export that the volume is bound to, so that the next attach accepts no other. An export
-/// in memory is a different one after its server restarts.
+/// Adds the export that the volume is bound to, so that the next attach accepts no other. An
+/// in-memory export is a different one after its server restarts.
 fn with_identity(mut plan: AttachPlan, status: &Status) -> AttachPlan {
     let bound = status.identity.map(|identity| UsedExport { identity, memory: status.memory });
     let identity = &mut plan.session.settings.identity;
@@ -227,7 +227,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
         // The file may not exist.
         let _ = fs::remove_file(&new);
     }
-    // Otherwise a loss of power could bring the old file back.
+    // Otherwise a power loss could bring the old file back.
     let synced = replaced.map(|()| fs::File::open(dir_of(&path)).and_then(|dir| dir.sync_all()));
     synced?.map_err(|error| {
         let text = format!("it was replaced, but its directory cannot be synced: {error}");

@@ -1,4 +1,4 @@
-//! Attached session that a command addresses, and requests to it.
+//! The attached session that a command addresses, and requests to it.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub(super) type Within = Time<0, { 10 * MINUTE }>;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for a session to attach a volume.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(75);
-/// Time limit for a detach, in addition to the time for requests.
+/// Time limit for a detach, on top of the time for requests.
 const DETACH_MORE: Duration = Duration::from_secs(25);
 
 /// The session of a command.
@@ -43,7 +43,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Creates a handle for the session of that name, whether it exists or not.
+    /// Creates a handle for the session with that name, whether or not it exists.
     pub(super) fn new(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
         check_name("volume name", name)?;
         let (name, run_dir) = (name.to_owned(), global.run_dir()?);
@@ -51,14 +51,14 @@ impl Session {
         Ok(Self { name, run_dir, output: global.output })
     }
 
-    /// Creates a handle after a check of the run directory.
+    /// Checks the run directory and creates a handle.
     pub(super) fn find(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
         let session = Self::new(name, global)?;
         session.run_dir.check()?;
         Ok(session)
     }
 
-    /// Creates a handle for another volume that a session of the run directory has named.
+    /// Creates a handle for another volume named by a session in the run directory.
     pub(super) fn sibling(&self, name: &str) -> Self {
         Self { name: name.to_owned(), run_dir: self.run_dir.clone(), output: self.output }
     }
@@ -67,9 +67,8 @@ impl Session {
         self.run_dir.control_socket(&self.name)
     }
 
-    /// Control socket that a dead process has left behind. `list` shows only the part of a long
-    /// name that the socket's file name contains, and this function finds the socket by that part
-    /// too.
+    /// Control socket left behind by a dead process. `list` shows only the part of a long name that
+    /// the socket's file name contains, and this function also finds the socket by that part.
     pub(super) fn left_socket(&self) -> PathBuf {
         let path = self.control_socket();
         if path.exists() {
@@ -112,7 +111,7 @@ impl Session {
             .with_notice(self.output, || request(&path, what, timeout));
         reply.map(|(reply, _)| reply).map_err(|error| match error {
             RequestError::NotRunning => self.not_attached(),
-            // The error of a refused detach already names the volume.
+            // The error from a refused detach already names the volume.
             RequestError::Refused(why) if matches!(what, Request::Detach { .. }) => {
                 Error::new(ErrorKind::InUse, why)
             }

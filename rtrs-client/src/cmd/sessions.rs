@@ -22,10 +22,10 @@ pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time limit for the replies of all sessions, as long as each has at least [`REPLY_MIN`].
 const ALL_TIMEOUT: Duration = Duration::from_secs(5);
 const REPLY_MIN: Duration = Duration::from_millis(200);
-/// Number of simultaneous requests. Each takes a descriptor.
+/// Maximum number of simultaneous requests. Each uses a descriptor.
 const AT_ONCE: usize = 256;
 
-/// Session of a run directory.
+/// Session in a run directory.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
     /// Owner, present when sessions of all users are listed.
@@ -82,7 +82,7 @@ impl Answer {
 /// Finds all sessions in these directories.
 ///
 /// # Errors
-/// Fails on a directory that cannot be read.
+/// Fails if a directory cannot be read.
 pub(super) fn find(dirs: &[(Option<u32>, RunDir)], output: Output) -> Result<Vec<Found>, Error> {
     let mut sockets = Vec::new();
     for (uid, dir) in dirs {
@@ -118,7 +118,7 @@ fn names_text(names: &BTreeSet<&str>) -> String {
 /// socket.
 ///
 /// # Errors
-/// Fails on a directory that cannot be read.
+/// Fails if the directory cannot be read.
 pub(super) fn find_with_left(run_dir: &RunDir, output: Output) -> Result<Vec<Found>, Error> {
     let left = left_without_socket(run_dir)?;
     let mut found = find(&[(None, run_dir.clone())], output)?;
@@ -133,8 +133,8 @@ pub(super) fn find_with_left(run_dir: &RunDir, output: Output) -> Result<Vec<Fou
     Ok(found)
 }
 
-/// Calls `one` for each session, many at the same time, with its time limit. The results are in the
-/// order of `all`.
+/// Calls `one` for each session, many at a time, with its time limit. The results are in the order
+/// of `all`.
 pub(super) fn each<T: Sync, R: Send>(all: &[T], one: impl Fn(&T, Duration) -> R + Sync) -> Vec<R> {
     let deadline = Instant::now() + ALL_TIMEOUT;
     at_once(all, AT_ONCE, |session| {
@@ -170,12 +170,12 @@ pub(super) struct Reply<T> {
     pub(super) result: Result<T, RequestError>,
 }
 
-/// Sends a request to all sessions of a run directory, many at the same time, each with the time
-/// limit that `timeout` returns for its name. The replies are in the order of the names. Sessions
-/// that ended cleanly are omitted.
+/// Sends a request to all sessions in a run directory, many at a time, each with the time limit
+/// that `timeout` returns for its name. The replies are in the order of the names. Sessions that
+/// have ended cleanly are omitted.
 ///
 /// # Errors
-/// Fails on a directory that cannot be read.
+/// Fails if the directory cannot be read.
 pub(super) fn replies<T: DeserializeOwned + Send>(
     what: &Request,
     run_dir: &RunDir,
@@ -201,7 +201,7 @@ mod tests {
     use super::super::tests::status;
     use super::*;
 
-    /// Run directory of a test, removed at its end.
+    /// Run directory of a test, removed when the test ends.
     struct Scratch(RunDir);
 
     impl Scratch {

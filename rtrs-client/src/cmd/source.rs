@@ -1,4 +1,4 @@
-//! Configuration file of `attach` and `bench`, and the options that only check or print settings.
+//! Configuration file for `attach` and `bench`, and the options that only check or print settings.
 
 use std::path::PathBuf;
 
@@ -61,8 +61,8 @@ impl SourceArgs {
         Ok(settings)
     }
 
-    /// Checks the plan, unless its settings are only printed. Returns whether the command should
-    /// run.
+    /// Checks the plan, unless its settings are only to be printed. Returns whether the command
+    /// should run.
     pub(super) fn check_and_print(
         &self,
         global: &GlobalArgs,

@@ -31,14 +31,14 @@ pub struct TopArgs {
 pub(super) fn run(args: &TopArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    // A directory given by the user must exist: the name may be mistyped.
+    // A directory given by the user must exist, because its name may have been mistyped.
     if global.run_dir.is_some() {
         run_dir.files()?;
     }
     for name in &args.names {
         let _: Status = Session::find(name, global)?.status()?;
     }
-    // In the given order; a repeated name is one session.
+    // Keep the given order; a repeated name means one session.
     let mut names: Vec<String> = Vec::new();
     for name in &args.names {
         if !names.contains(name) {
@@ -145,7 +145,7 @@ fn parts(all: &[PartTimes]) -> BTreeMap<String, Vec<Bucket>> {
     all.iter().filter_map(|one| Some((one.part.to_string(), one.times.clone()?))).collect()
 }
 
-/// Sum of all times, as exact as the histogram: each is within a hundredth of its bucket.
+/// Sum of all times, as precise as the histogram, which records each to within a hundredth.
 fn nanos(times: Option<&[Bucket]>) -> u64 {
     let sum = |one: &Bucket| (one.from + (one.to - one.from) / 2).saturating_mul(one.count);
     times.unwrap_or_default().iter().map(sum).fold(0, u64::saturating_add)
@@ -198,7 +198,7 @@ mod tests {
         let of_path = path.counters.as_ref().unwrap();
         assert_eq!((of_path.ios, of_path.nanos, path.inflight), (19, 1000, Some(3)));
         assert_eq!((&*path.name, &*path.state), ("p", "connected"));
-        // Without an answer to the second request, the state is still known.
+        // The state is known even without an answer to the second request.
         let silent = session(&status, None);
         assert_eq!((silent.counters, silent.state), (None, status.state.to_string()));
         assert_eq!(silent.paths[0].counters, None);

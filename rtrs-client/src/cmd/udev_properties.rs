@@ -1,6 +1,6 @@
 //! `udev-properties`: prints the properties from which the udev rule creates the links of a device.
 //!
-//! The command only reads files, so that a session that hangs, or died and waits for a takeover,
+//! The command only reads files, so that a session that hangs, or has died and awaits a takeover,
 //! keeps its links.
 
 use clap::Args;
@@ -13,8 +13,8 @@ use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind};
 use crate::plan::volume_of;
 
-/// Property of a device that its session has not announced: systemd then waits before it mounts the
-/// device, by any name (systemd.device(5)).
+/// Property of a device that its session has not announced: systemd then waits before mounting the
+/// device under any name (systemd.device(5)).
 const NOT_READY: &str = "SYSTEMD_READY=0\n";
 
 /// The arguments.
@@ -37,10 +37,10 @@ pub(super) fn run(args: &UdevArgs, global: &GlobalArgs) -> Result<(), Error> {
     print_text(&properties_of(&Saved::new(&global.run_dir()?, name)?, name, &args.device))
 }
 
-/// Properties of a device, from the state that its session has saved.
+/// Properties of a device, from the state saved by its session.
 fn properties_of(saved: &Saved, name: &str, device: &DeviceChoice) -> String {
     match saved.device() {
-        // The session uses a different run directory. The link by name still exists.
+        // The session uses a different run directory. The link by name is still created.
         None => properties(name, None),
         Some(path) if path == device.to_string() => {
             let export = saved.export().unwrap_or_else(|error| {
@@ -53,7 +53,7 @@ fn properties_of(saved: &Saved, name: &str, device: &DeviceChoice) -> String {
     }
 }
 
-/// Formats properties as KEY=VALUE lines. The ID is included if it is known and permanent.
+/// Formats properties as KEY=VALUE lines. The ID is included only if it is known and permanent.
 fn properties(name: &str, identity: Option<Identity>) -> String {
     let mut text = format!("RTRS_NAME={}\n", link_name(name));
     if let Some(Identity { server: Some(server), export: Some(export) }) = identity
@@ -64,8 +64,8 @@ fn properties(name: &str, identity: Option<Identity>) -> String {
     text
 }
 
-/// Converts a name into a path below /dev/rtrs, without parts that lead elsewhere. Characters that
-/// udev does not allow in a link are escaped as udev does.
+/// Converts a name to a path below /dev/rtrs, without components that lead elsewhere. Characters
+/// that udev does not allow in a link are escaped as udev does.
 fn link_name(name: &str) -> String {
     let part = |part: &str| match part {
         "." | ".." => part.replace('.', "\\x2e"),

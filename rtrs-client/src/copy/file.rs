@@ -1,5 +1,4 @@
-//! A regular file or block device as source or destination, with requests that run on a few
-//! threads.
+//! A regular file or block device as the source or destination; requests run on a few threads.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -37,7 +36,7 @@ pub(super) enum FileIdentity {
 pub(super) struct OpenFile {
     file: File,
     path: PathBuf,
-    /// Size, which cannot change for a block device.
+    /// Size. That of a block device cannot change.
     pub(super) size: u64,
     is_device: bool,
     pub(super) identity: FileIdentity,
@@ -66,7 +65,7 @@ fn usable(path: &Path) -> Result<Option<Metadata>, Error> {
 impl OpenFile {
     /// Opens a file for reading.
     pub(super) fn source(path: &Path) -> Result<Self, Error> {
-        // Checked first: opening a pipe may wait for its other end.
+        // Checked first because opening a pipe may wait for its other end.
         usable(path)?;
         let opened = blkdev::open(path, OpenMode::default());
         let file = opened.map_err(system(format!("cannot open {}", path.display())))?;
@@ -101,7 +100,7 @@ impl OpenFile {
         Ok(Self { file, path, size, is_device, identity, is_new: false, is_writable: false })
     }
 
-    /// Number of bytes to read, or that fit; None if the file can grow.
+    /// Number of bytes that can be read or will fit; None if the file can grow.
     pub(super) fn limit(&self) -> Option<u64> {
         (self.is_device || !self.is_writable).then_some(self.size)
     }
@@ -206,7 +205,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Extents of a range from its start. The whole range is data if the file system does not
+    /// Extents of a range, from its start. The whole range is data if the file system does not
     /// support holes.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let (end, mut at, mut extents) = (offset + len, offset, Vec::new());
@@ -221,7 +220,7 @@ impl OpenFile {
             if data < end {
                 let hole = blkdev::next_hole(&self.file, data).ok().flatten().unwrap_or(end);
                 let hole = hole.min(end);
-                // The answer may differ if the file changes in the meantime.
+                // The results may be inconsistent if the file changes in the meantime.
                 let hole = if hole > data { hole } else { end };
                 extents.push(Extent { len: hole - data, hole: false });
                 at = hole;
@@ -247,7 +246,7 @@ impl OpenFile {
     }
 }
 
-/// Explains why a file has fewer bytes than at the start.
+/// Explains that a file has become shorter.
 fn shorter(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => {

@@ -1,4 +1,4 @@
-//! Divides a copy or comparison into pieces, along the extents of both ends.
+//! Divides a copy or comparison into pieces, following the extents at both ends.
 
 use std::collections::VecDeque;
 
@@ -16,26 +16,26 @@ pub(super) struct ExtentMap {
     size: u64,
     /// Alignment in bytes of the starts and ends of holes.
     align: u64,
-    /// Ends of ranges, in order, and whether they are holes. Adjacent ranges differ.
+    /// Ends of ranges, in order, and whether each range is a hole. Adjacent ranges differ.
     ranges: VecDeque<(u64, bool)>,
-    /// Everything before this offset is known, or was known until it was forgotten.
+    /// Everything before this offset is known, or was known and has been forgotten.
     end: u64,
     /// Whether a request for extents is in flight.
     requested: bool,
 }
 
 impl ExtentMap {
-    /// Creates a map for extents that are to be requested.
+    /// Creates a map whose extents are yet to be requested.
     pub(super) fn new(size: u64, align: u64) -> Self {
         Self { size, align, ranges: VecDeque::new(), end: 0, requested: false }
     }
 
-    /// Creates the map of an end that is a hole, or data, everywhere.
+    /// Creates the map of an end that consists entirely of a hole, or entirely of data.
     pub(super) fn uniform(hole: bool) -> Self {
         Self { ranges: [(u64::MAX, hole)].into(), end: u64::MAX, ..Self::new(u64::MAX, 1) }
     }
 
-    /// Returns offset and length of the next request for extents, if one is due.
+    /// Returns the offset and length of the next request for extents, if one is due.
     pub(super) fn next_request(&mut self) -> Option<(u64, u64)> {
         if self.requested || self.end >= self.size || self.ranges.len() >= RANGES_LOW {
             return None;
@@ -62,7 +62,7 @@ impl ExtentMap {
         self.push(self.size, false);
     }
 
-    /// Extends the map to `end`, if that is beyond its current end.
+    /// Extends the map to `end` if that is beyond its current end.
     fn push(&mut self, end: u64, hole: bool) {
         if end <= self.end {
             return;
@@ -95,18 +95,18 @@ impl ExtentMap {
 pub(super) struct Piece {
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Whether the piece is a hole at the source.
+    /// Whether the piece is a hole in the source.
     pub(super) source_hole: bool,
-    /// Whether the piece reads as zeroes at the destination.
+    /// Whether the piece reads as zeroes in the destination.
     pub(super) destination_hole: bool,
 }
 
 /// Lengths of pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PieceSizes {
-    /// Longest piece with data.
+    /// Maximum length of a piece with data.
     pub(super) data: u64,
-    /// Longest piece that is a hole only in the source.
+    /// Maximum length of a piece that is a hole only in the source.
     pub(super) zeroes: u64,
 }
 
@@ -130,7 +130,7 @@ impl Planner {
         Self { source, destination, sizes, limit, next: 0 }
     }
 
-    /// Returns the next piece; None if its extents are not known yet, or there is none.
+    /// Returns the next piece; None if its extents are not known yet or there are no more pieces.
     pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let offset = self.next;
         if self.is_finished() {
@@ -142,7 +142,7 @@ impl Planner {
         let len = match (source_hole, destination_hole) {
             (true, true) => end - offset,
             (true, false) => (end - offset).min(self.sizes.zeroes),
-            // Ends at a multiple of the longest piece, so that requests are aligned.
+            // Ends at a multiple of the maximum length, so that requests are aligned.
             (false, _) => (end - offset).min(self.sizes.data - offset % self.sizes.data),
         };
         self.next += len;
@@ -151,7 +151,7 @@ impl Planner {
         Some(Piece { offset, len, source_hole, destination_hole })
     }
 
-    /// Makes the range end at `limit`, if it would end later.
+    /// Makes the range end at `limit` if it would end later.
     pub(super) fn end_at(&mut self, limit: u64) {
         self.limit = self.limit.min(limit);
     }

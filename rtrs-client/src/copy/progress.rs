@@ -1,14 +1,14 @@
-//! Decides when the progress of a copy is shown.
+//! Decides when to show the progress of a copy.
 
 use std::time::{Duration, Instant};
 
-/// Maximum wait of a copy that shows nothing.
+/// Maximum wait of a copy that shows no progress.
 const QUIET_WAIT: Duration = Duration::from_secs(60);
 
 /// State of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
-    /// Participle: copied, compared, verified.
+    /// Past participle: copied, compared or verified.
     pub(crate) verb: &'static str,
     /// Bytes processed so far.
     pub(crate) done: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Position {
 /// Shows positions; None ends the display.
 type Show = dyn FnMut(Option<Position>);
 
-/// Receiver of the progress.
+/// Receives the progress of a copy.
 pub(crate) struct Progress {
     show: Option<Box<Show>>,
     interval: Duration,
@@ -38,7 +38,7 @@ impl Progress {
     }
 
     /// Creates a receiver that passes the position to `show` once per `interval`, and None at the
-    /// end if it has passed one.
+    /// end if it has passed any.
     pub(crate) fn new(interval: Duration, show: impl FnMut(Option<Position>) + 'static) -> Self {
         Self { show: Some(Box::new(show)), interval, ..Self::silent() }
     }

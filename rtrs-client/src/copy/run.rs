@@ -14,11 +14,11 @@ use crate::error::{Error, ErrorKind};
 /// Minimum alignment of holes.
 const ALIGN_MIN: u64 = 4096;
 
-/// Both ends, and the memory of requests.
+/// The two ends, and the memory for requests.
 pub(super) struct Ends {
     source: End,
     destination: End,
-    /// Results of both ends, and signals.
+    /// Results from both ends, and signals.
     wakes: Receiver<Wake>,
     /// Maximum number of pieces at a time. Pieces use the slots below this number, and other
     /// requests use the slot with this number.
@@ -61,7 +61,7 @@ impl Ends {
         }
     }
 
-    /// Unit of pieces: whole blocks of both ends.
+    /// Unit of pieces: a multiple of the block sizes of both ends.
     fn align(&self) -> u64 {
         let blocks = Which::ALL.map(|which| u64::from(self.limits(which).block));
         blocks.into_iter().fold(ALIGN_MIN, u64::max)
@@ -112,7 +112,7 @@ fn by_signal() -> Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Copy {
-        /// All of the destination reads as zeroes.
+        /// The whole destination reads as zeroes.
         destination_is_zero: bool,
     },
     Compare,
@@ -151,7 +151,7 @@ pub(super) struct Totals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) totals: Totals,
-    /// Bytes up to the end of a source without a known size, or the limit of the run.
+    /// Number of bytes up to the end of a source of unknown size, or the limit of the run.
     pub(super) size: u64,
     /// Lowest offset at which the ends differ.
     pub(super) difference: Option<u64>,
@@ -160,9 +160,9 @@ pub(super) struct Outcome {
 /// Piece in progress.
 struct Work {
     piece: Piece,
-    /// Bytes of the source's part; at the end of a stream, fewer than the piece has.
+    /// Number of bytes from the source; less than the piece's length at the end of a stream.
     len: u64,
-    /// Data of the source during a read of the destination.
+    /// Data from the source while the destination is being read.
     data: Option<OwnedBytes>,
 }
 
@@ -232,7 +232,7 @@ struct Run<'a> {
     limit: u64,
     totals: Totals,
     difference: Option<u64>,
-    /// Requests for extents in flight.
+    /// Number of requests for extents in flight.
     listing: usize,
 }
 

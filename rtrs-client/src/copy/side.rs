@@ -37,7 +37,7 @@ impl Which {
 /// Size and capabilities of an end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Number of bytes that the end has, or that fit; None for a stream or a file that grows.
+    /// Number of bytes that the end holds or can hold; None for a stream or a file that grows.
     pub(super) size: Option<u64>,
     /// Block size; offsets are multiples of it.
     pub(super) block: u32,
@@ -58,9 +58,9 @@ pub(super) enum Op {
     Write,
     /// Makes a range read as zeroes.
     Zero,
-    /// Lists extents that begin at the offset, at least one.
+    /// Lists one or more extents, starting at the offset.
     Extents,
-    /// Ends the writes: `len` is the number of bytes of the result.
+    /// Ends the writes: `len` is the number of bytes in the result.
     Finish {
         /// Whether the result must be durable.
         durable: bool,
@@ -95,7 +95,7 @@ pub(super) struct Request {
 /// Result of a successful request.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// Number of bytes that a read returned: fewer than requested at the end of a stream.
+    /// Number of bytes that a read returned; fewer than requested at the end of a stream.
     pub(super) len: u64,
     pub(super) extents: Vec<Extent>,
 }
@@ -115,7 +115,7 @@ pub(super) struct Done {
 #[derive(Debug)]
 pub(super) enum Wake {
     Done(Done),
-    /// A signal requests the end of the copy.
+    /// A signal asked the copy to end.
     Signal,
 }
 
@@ -141,13 +141,13 @@ pub(super) trait Side {
 
     fn submit(&mut self, request: Request);
 
-    /// Reason why all requests fail, if there is one.
+    /// Reason why all requests fail, if any.
     fn explain(&self) -> Option<String> {
         None
     }
 }
 
-/// End with its name for messages.
+/// End of a copy, with its name for messages.
 pub(super) struct End {
     pub(super) side: Box<dyn Side>,
     pub(super) name: String,

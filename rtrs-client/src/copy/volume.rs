@@ -60,14 +60,14 @@ impl fmt::Debug for VolumeSide {
     }
 }
 
-/// Identity of a volume, to find out whether two ends are the same.
+/// Identity of a volume, used to find out whether two ends are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VolumeIdentity {
-    /// Identity that the server reports, or export and path of a server that reports none.
+    /// Identity that the server reports, or the export and path if it reports none.
     text: String,
 }
 
-/// Returns the settings of a volume at a URI. Each slot can be in flight on each queue.
+/// Returns the settings for the volume at a URI. Each slot can be in flight on each queue.
 fn plan(uri: &str, access: VolumeAccess, sizes: Sizes) -> Result<EmbedPlan, Error> {
     let options = EmbedOptions {
         queues: 1,

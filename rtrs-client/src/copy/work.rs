@@ -17,7 +17,7 @@ pub(crate) struct CopyTask {
     pub(crate) source: String,
     pub(crate) destination: String,
     pub(crate) sizes: Sizes,
-    /// All of the destination reads as zeroes.
+    /// The whole destination reads as zeroes.
     pub(crate) destination_is_zero: bool,
     /// Make the result durable.
     pub(crate) flush: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Copied {
     pub(crate) data: u64,
     /// Bytes that were zeroed.
     pub(crate) zeroes: u64,
-    /// Bytes of zeroes that the destination already had.
+    /// Bytes of zeroes that the destination already contained.
     pub(crate) skipped: u64,
     /// Bytes of the destination beyond the last block of the copy, which did not change.
     pub(crate) unchanged: u64,
@@ -59,14 +59,14 @@ pub(crate) struct Compared {
     pub(crate) size: u64,
 }
 
-/// Parameters of both ends, whose results arrive at the receiver.
+/// Creates the parameters of both ends, whose results arrive at the receiver.
 fn setups(sizes: Sizes) -> ([Setup; 2], mpsc::Sender<Wake>, mpsc::Receiver<Wake>) {
     let (wakes, inbox) = mpsc::channel();
     let setup = |side| Setup { sizes, results: Results { side, wakes: wakes.clone() } };
     (Which::ALL.map(setup), wakes, inbox)
 }
 
-/// Makes the run end on a signal, or when the terminal is closed.
+/// Ends the run on a signal, or when the terminal is closed.
 fn end_on_signals(wakes: mpsc::Sender<Wake>) -> Result<Forwarding, Error> {
     forward_signals(move |signal| {
         if signal != Signal::Dump {
@@ -79,13 +79,13 @@ fn end_on_signals(wakes: mpsc::Sender<Wake>) -> Result<Forwarding, Error> {
 /// Copies one end to the other.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] if the ends do not match, before anything was written; otherwise the first
+/// [`ErrorKind::Usage`] if the ends do not match, before anything is written; otherwise the first
 /// error, with the end and the offset.
 pub(crate) fn copy(task: &CopyTask, progress: &mut Progress) -> Result<Copied, Error> {
     copy_until(task, progress, end_on_signals)
 }
 
-/// Copies as [`copy`] does. The result of `interrupt` is kept until the end.
+/// Copies like [`copy`]. The result of `interrupt` is kept until the copy ends.
 pub(super) fn copy_until<T>(
     task: &CopyTask,
     progress: &mut Progress,
@@ -133,7 +133,7 @@ pub(crate) fn compare(task: &CompareTask, progress: &mut Progress) -> Result<Com
     compare_until(task, progress, end_on_signals)
 }
 
-/// Compares as [`compare`] does. The result of `interrupt` is kept until the end.
+/// Compares like [`compare`]. The result of `interrupt` is kept until the comparison ends.
 pub(super) fn compare_until<T>(
     task: &CompareTask,
     progress: &mut Progress,

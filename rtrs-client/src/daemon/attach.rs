@@ -33,9 +33,9 @@ use crate::error::{Error, ErrorKind, system};
 use crate::plan::{AttachPlan, Front};
 use crate::session_log::{has_starter_ended, is_in_background};
 
-/// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON, or with
-/// several volumes a list of [`Attached`] and [`NotAttached`]; after `NONE`, that list if no volume
-/// is attached, and after `FAILED`, the error.
+/// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON or, if there
+/// are several volumes, a list of [`Attached`] and [`NotAttached`]. If no volume is attached, that
+/// list follows `NONE`; an error follows `FAILED`.
 ///
 /// [`Attached`]: crate::control_protocol::Attached
 /// [`NotAttached`]: crate::control_protocol::NotAttached
@@ -54,15 +54,14 @@ pub(crate) fn start_max(plan: &AttachPlan) -> Duration {
     READY_TIMEOUT + plan.open_patience() + of_devices
 }
 
-/// Runs a session until it is detached or a signal ends it. Volumes are served at the sockets that
+/// Runs a session until it is detached or a signal ends it. Volumes are served on the sockets that
 /// the service manager passed for them.
 pub(crate) fn run(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     attach(plan, passed).inspect_err(report_failure)
 }
 
-/// Tries to acquire everything that a start needs and the plan does not check, and releases it:
-/// open files, the address of the metrics, the certificates or RDMA devices of the paths, and the
-/// rings of the shards.
+/// Acquires everything that a start needs and that the plan does not check, then releases it: open
+/// files, the metrics address, the paths' certificates or RDMA devices, and the shards' rings.
 ///
 /// # Errors
 /// Returns the same errors as a start.
@@ -74,7 +73,7 @@ pub(crate) fn check(plan: &AttachPlan) -> Result<(), Error> {
 }
 
 /// Reports the failure to the command that started this process in the background. The failure is
-/// also in the log, if there is room on its disk.
+/// also in the log, if its disk has room.
 fn report_failure(error: &Error) {
     if is_in_background() {
         let why = error.chain().to_string().replace('\n', " ");
@@ -116,7 +115,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let _forwarding = serve_signals(wakes.clone(), shards.clone(), Arc::clone(&roster))?;
     if background {
         end_with_starter(true).map_err(system("cannot end with the attach command"))?;
-        // If the command had already ended, no signal reports it.
+        // If the command had already exited, no signal reports this.
         check_starter()?;
     }
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
@@ -138,8 +137,8 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
             None => ended,
         };
     }
-    // Detach only now: until this point, Ctrl-C in the terminal of the attach, or the end of the
-    // command, also ends this process.
+    // Detach only now: until this point, Ctrl-C in the attach command's terminal, or the end of
+    // that command, also ends this process.
     if background {
         end_with_starter(false).map_err(system("cannot outlive the attach command"))?;
         become_daemon().map_err(system("cannot leave the terminal"))?;
@@ -148,7 +147,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     session.wait_end(&inbox, running)
 }
 
-/// Returns an error if the command that started this process has ended.
+/// Returns an error if the command that started this process has exited.
 fn check_starter() -> Result<(), Error> {
     if has_starter_ended() {
         return Err(Error::new(ErrorKind::System, "the attach command has ended"));
@@ -267,7 +266,7 @@ fn volumes_of<'a>(
 }
 
 /// Reports the volumes to the command and to the service manager. Stops a background session whose
-/// command has ended.
+/// command has exited.
 fn announce(
     plan: &AttachPlan,
     session: &mut AttachedSession,
@@ -292,7 +291,7 @@ fn announce(
     Ok(())
 }
 
-/// Properties that all volumes of the session share, named after the first one.
+/// Properties that all volumes of the session share; it is named after the first one.
 fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
     Identity {
         name: plan.session.name.clone(),
@@ -315,8 +314,8 @@ fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
     }
 }
 
-/// Reports the attached volumes, and with several also the failed ones, to the command or to the
-/// starter of a foreground process. Also returns where the volumes are served.
+/// Reports the attached volumes and, if there are several, also the failed ones to the command or
+/// to the starter of a foreground process. Also returns where the volumes are served.
 fn print_attached(
     plan: &AttachPlan,
     session: &AttachedSession,

@@ -1,10 +1,10 @@
 //! Volumes of an attached session, each from attach to detach, and the end of the session.
 //!
 //! A volume is first opened, then waits for the paths it requires, and is then served by its front
-//! end: NBD clients may connect, or the kernel gets its device. A detach proceeds in reverse order,
-//! each step with a time limit, while the other volumes keep running; detaching the last volume
-//! ends the session. This code runs on the process's main thread, which the kernel treats as the
-//! owner of the devices.
+//! end: NBD clients may connect, or the kernel is given its device. A detach proceeds in reverse
+//! order, each step with a time limit, while the other volumes keep running; detaching the last
+//! volume ends the session. This code runs on the process's main thread, which the kernel treats as
+//! the owner of the devices.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -31,7 +31,7 @@ use crate::plan::{AttachPlan, Front};
 
 /// Time allowed for requests in flight when a signal ends the session.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
-/// Time limit of a detach step, in addition to the time allowed for requests in flight.
+/// Time limit for a detach step, in addition to the time allowed for requests in flight.
 const STEP_PATIENCE: Duration = Duration::from_secs(15);
 /// Time for the server to close a volume, including the wait for a path to it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ pub(crate) struct AttachedSession {
     pub(crate) volumes: Vec<Volume>,
     /// Volumes that could not be attached, with the errors.
     pub(crate) failures: Vec<(String, Error)>,
-    /// Deadline for the end of the session, set when the session begins to end.
+    /// Time by which the session must have ended, set when it starts to end.
     over: Option<Instant>,
     /// Set when there is nothing left to wait for.
     done: bool,
@@ -340,7 +340,7 @@ impl AttachedSession {
         }
     }
 
-    /// Serves the device of a volume that has opened.
+    /// Serves the device of a volume that is now open.
     pub(super) fn on_open(&mut self, device: DeviceIndex, geometry: &Geometry) {
         let Some(at) = self.at(device) else { return };
         let is_opening = matches!(self.volumes[at].step, Step::Opening(_)) && self.over.is_none();
@@ -443,7 +443,7 @@ impl AttachedSession {
     fn on_detach(&mut self, detach: Detach) {
         let found = self.volumes.iter().position(|volume| volume.identity.name == detach.name);
         let Some(at) = found else {
-            // The volume was about to end when its socket received this request.
+            // The volume was already ending when its socket received this request.
             return detach.reply(&Detached { detached: true, abandoned: 0, warning: None });
         };
         let within = detach.within;
@@ -471,7 +471,7 @@ impl AttachedSession {
         match volume.step {
             Step::Opening(_) | Step::Attached => {
                 volume.step = Step::Disconnecting;
-                // Waits for the requests in flight, too, while IO can still be served.
+                // This also waits for the requests in flight, while IO can still be served.
                 let (held, device) = (Arc::clone(&volume.held), volume.identity.index);
                 let wakes = self.wakes.clone();
                 let disconnect = move || {
@@ -572,7 +572,7 @@ impl AttachedSession {
         }
     }
 
-    /// Ends the session, or shortens the time limit of an end in progress. The devices end first,
+    /// Ends the session, or shortens its time limit if it is already ending. The devices end first,
     /// while their IO can still be served.
     pub(crate) fn stop(&mut self, within: Duration) {
         self.volumes.iter().for_each(Volume::show_end);

@@ -1,9 +1,9 @@
 //! Control socket of an attached session.
 //!
-//! The socket is served on its own thread (`rtrs_core::local`), off the IO path, which queries the
-//! shards by message. A change of a path or of the policy is validated and begun immediately. The
+//! The socket is served off the IO path, on its own thread (`rtrs_core::local`), which queries the
+//! shards by message. A change to a path or to the policy is validated and begun immediately. The
 //! command then polls `status` until the change is complete, so that the control socket can serve
-//! other commands meanwhile.
+//! other commands in the meantime.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,7 +28,7 @@ use crate::engine::{Change, Leaving, Reported};
 use crate::frontend::FrontEndClient;
 use crate::plan::{path_name, resolve};
 
-/// Maximum number of clients that an error names.
+/// Maximum number of clients named in an error.
 const CLIENTS_NAMED: usize = 8;
 
 /// Context of the requests to a volume's control socket: the volume and its session.
@@ -126,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Passes the detach on; `status` still replies until the volume has ended.
+    /// Passes the detach on; `status` still works until the volume has ended.
     fn detach(&self, stream: UnixStream, within_ms: u64) {
         let (name, within) = (self.identity.name.clone(), Duration::from_millis(within_ms));
         self.pass_on(Wake::Detach(Detach { name, within, stream }));

@@ -36,9 +36,9 @@ const UDEV_PATIENCE: Duration = Duration::from_secs(5);
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 /// Time limit for all shards to learn a new size.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
-/// Time limit for the check whether a device is claimed.
+/// Time limit for checking whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
-/// Reason for the end of a session whose device the kernel no longer uses.
+/// Reason for ending a session whose device the kernel no longer uses.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
     program disconnected it, or its requests took longer than device-timeout";
 /// Path to this program's executable, even if the file has since been replaced.
@@ -73,7 +73,7 @@ pub(crate) fn become_dependable() {
     }
 }
 
-/// Dead process's device that a quick takeover has acquired, until it is connected.
+/// A dead process's device, from its acquisition by a quick takeover until it is connected.
 pub(crate) struct ReachedDevice(Reached);
 
 /// Starts a quick takeover, if one is needed, before the session opens.
@@ -123,7 +123,7 @@ pub(crate) fn connect(
     Ok(device)
 }
 
-/// Lets udev create the links of the device, and waits for them.
+/// Lets udev create the device's links, and waits for them.
 pub(crate) fn announce(device: &KernelDevice) {
     device.announce();
     if !settle(UDEV_PATIENCE) {
@@ -131,7 +131,7 @@ pub(crate) fn announce(device: &KernelDevice) {
     }
 }
 
-/// Gives the kernel's device the new size of the session's device. All shards must know the size
+/// Sets the kernel's device to the new size of the session's device. All shards must know the size
 /// first, since the kernel may use the new size immediately.
 pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shards: &ShardHandle) {
     let until = Instant::now() + RESIZE_PATIENCE;
@@ -144,11 +144,11 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
         if reports.len() == shards.count() && reports.iter().all(knows) {
             break;
         }
-        // The control shard, which sent this size, may know a later size, and will report that too.
+        // The control shard, which sent this size, may know a newer one, and will report that too.
         let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0));
         let is_old = control.is_some_and(|control| !knows(control));
         if is_old || Instant::now() >= until {
-            // The size has changed again, which the next event reports, or a shard is stuck.
+            // Either the size has changed again, which the next event reports, or a shard is stuck.
             tracing::debug!(size, "not all shards know this size of the device");
             return;
         }

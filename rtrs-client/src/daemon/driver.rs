@@ -1,8 +1,8 @@
 //! Driver for one shard: connects the session's engine to providers, a ring and front ends.
 //!
 //! Every shard runs the same [`ClientShard`] with a [`ClientEngine`], the engine that also runs in
-//! the simulator. A turn consists of messages, fabric events, front ends, issuing of queued IO, and
-//! one flush. The driver knows nothing about the protocol, paths, or the kinds of front ends.
+//! the simulator. Each turn handles messages and fabric events, runs the front ends, issues queued
+//! IO and flushes once. The driver knows nothing about the protocol, paths, or kinds of front ends.
 
 use std::io;
 use std::rc::Rc;
@@ -46,15 +46,15 @@ pub(crate) enum Message {
     ServeFront(DeviceIndex),
     /// Removes the front end of a removed device.
     RemoveFront(DeviceIndex),
-    /// Requests an event for the next progress of a path; for shard 0.
+    /// Requests an event when a path next makes progress; for shard 0.
     WatchPaths,
-    /// Ends the watch of the paths, because the watch costs shard 0 a comparison each turn.
+    /// Stops watching the paths: the watch costs shard 0 a comparison each turn.
     IgnorePaths,
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
     /// Requests a list of the device's clients whose connections a detach would cut.
     Clients(DeviceIndex, mpsc::Sender<Vec<FrontEndClient>>),
-    /// Changes paths or policy; for shard 0.
+    /// Changes the paths or the policy; for shard 0.
     Change {
         change: Change,
         reply: mpsc::Sender<Result<(), String>>,
@@ -69,13 +69,13 @@ pub(crate) enum Message {
         scheme: Scheme,
         reply: mpsc::Sender<Result<ProviderIndex, String>>,
     },
-    /// Reports a change of the host's network; for shard 0.
+    /// Reports a change in the host's network; for shard 0.
     Network(NetworkChange),
     /// Finishes requests in flight within the time limit, closes everything and ends; for shard 0.
     Shutdown {
         grace: Duration,
     },
-    /// Stops the front end of a device, or all; requests in flight finish until the deadline.
+    /// Stops the front end of a device, or all; requests in flight must finish by the deadline.
     StopFront {
         device: Option<DeviceIndex>,
         deadline: Instant,
@@ -86,7 +86,7 @@ pub(crate) enum Message {
         device: Option<DeviceIndex>,
         stopped: FrontsStopped,
     },
-    /// Runs a turn of the front ends, which then check their connections.
+    /// Runs a turn of the front ends, so that they check their connections.
     Look,
     /// Ends the thread.
     Exit,
@@ -100,7 +100,7 @@ pub(crate) struct ClientShardReport {
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     /// Counters of the front ends, by device.
     pub(crate) fronts: Vec<(DeviceIndex, FrontEndStats)>,
-    /// Complaints of the front ends about clients, by device.
+    /// Complaints from the front ends about clients, by device.
     pub(crate) complaints: Vec<(DeviceIndex, &'static str)>,
 }
 
@@ -130,7 +130,7 @@ fn new_ring() -> io::Result<Rc<Ring>> {
 /// locked memory, and releases them.
 ///
 /// # Errors
-/// The system's error, with the limit and its remedy.
+/// The system's error, with the limit and a remedy.
 pub(crate) fn check_rings(shards: u16) -> io::Result<()> {
     (0..shards).map(|_| new_ring()).collect::<io::Result<Vec<_>>>().map(drop)
 }
@@ -157,7 +157,7 @@ struct ClientShard {
     engine: ClientEngine,
     fronts: Fronts,
     events: Option<mpsc::Sender<Event>>,
-    /// State of each volume as the process sees it; on shard 0.
+    /// State of each volume as known to the process; on shard 0.
     notices: Notices,
     /// Whether all front ends must stop.
     stopping: bool,
@@ -273,7 +273,7 @@ impl ClientShard {
         }
     }
 
-    /// Changes paths or policy, and replies with the result.
+    /// Changes the paths or the policy, and replies with the result.
     fn change(&mut self, now: Instant, change: Change, reply: &mpsc::Sender<Result<(), String>>) {
         let closed = match &change {
             Change::CloseVolume { export } => Some(export.clone()),
@@ -291,7 +291,7 @@ impl ClientShard {
         while let Some(opened) = self.fronts.open_next(now, &self.engine) {
             match opened {
                 Opened::Ready(device, geometry) if self.shard.0 == 0 => {
-                    // Save before the device is available.
+                    // Save before the device becomes available.
                     for event in self.notices.ready(device, geometry.size, &self.engine) {
                         self.event(event);
                     }
@@ -403,7 +403,7 @@ impl ClientShard {
         any
     }
 
-    /// Sends the engine's messages to the other shards. Returns whether there was one.
+    /// Sends the engine's messages to the other shards. Returns whether there were any.
     fn deliver(&mut self) -> bool {
         let mut any = false;
         while let Some((shard, message)) = self.engine.take_message() {

@@ -1,8 +1,8 @@
-//! Stopped front ends, which shard 0 counts over all shards.
+//! Stopped front ends, counted across all shards by shard 0.
 
 use crate::engine::{ClientEngine, DeviceIndex, Outstanding};
 
-/// Front ends of a shard that have stopped.
+/// A shard's front ends that have stopped.
 #[derive(Debug, Default)]
 pub(crate) struct FrontsStopped {
     /// Number of IOs that had not ended.
@@ -11,7 +11,7 @@ pub(crate) struct FrontsStopped {
     pub(crate) may_return: Vec<DeviceIndex>,
 }
 
-/// How a volume left its users when it stopped.
+/// State in which a volume left its users when it stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftToUsers {
     /// Whether clients were connected, or had lost their connections, and may connect to the next
@@ -21,9 +21,9 @@ pub(crate) struct LeftToUsers {
 }
 
 impl LeftToUsers {
-    /// Whether the next process of the volume has to know the epoch of this one. A detach states
-    /// that users that have disconnected cleanly are done. Users of an earlier process may not have
-    /// connected yet.
+    /// Whether the volume's next process must know this one's epoch. A detach declares that users
+    /// that have disconnected cleanly are done. Users of an earlier process may not have connected
+    /// yet.
     pub(crate) fn needs_epoch(self, detached: bool) -> bool {
         match self.outstanding {
             Outstanding::Loss | Outstanding::Inherited => true,
@@ -43,26 +43,26 @@ struct Ending {
     abandoned: usize,
 }
 
-/// Record of stopped front ends, kept on shard 0.
+/// The record of stopped front ends, kept on shard 0.
 #[derive(Debug, Default)]
 pub(crate) struct Endings {
     /// Number of IOs that had not ended when all front ends of a shard stopped.
     pub(crate) abandoned: usize,
-    /// Devices that are stopping individually.
+    /// Devices being stopped individually.
     devices: Vec<Ending>,
     /// Devices whose clients may connect to the next process.
     may_return: Vec<DeviceIndex>,
 }
 
 impl Endings {
-    /// Counts the front ends of a shard after all were stopped.
+    /// Counts a shard's front ends after all have stopped.
     pub(crate) fn add(&mut self, stopped: FrontsStopped) {
         self.abandoned += stopped.abandoned;
         self.may_return.extend(stopped.may_return);
     }
 
-    /// Counts a stopped front end of this device; each of the `shards` has one. Returns the number
-    /// of IOs that had not ended, once all have stopped.
+    /// Counts one stopped front end of this device; each of the `shards` has one. Returns the
+    /// number of IOs that had not ended, once all have stopped.
     pub(crate) fn add_device(
         &mut self,
         device: DeviceIndex,

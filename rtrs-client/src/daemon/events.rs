@@ -1,4 +1,4 @@
-//! Events for the main thread of a session's process: session events, signals, requests from
+//! Events for the main thread of a session's process: session events, signals, and requests from
 //! commands.
 
 use std::sync::{Arc, mpsc};
@@ -27,7 +27,7 @@ pub(crate) enum Wake {
     Detach(Detach),
     /// Attach an additional volume.
     Add(Add),
-    /// The kernel has released a device, with a warning if there is one.
+    /// The kernel has released a device, with a warning if any.
     Disconnected(DeviceIndex, Option<String>),
 }
 
@@ -62,7 +62,7 @@ impl SavedFiles {
 const TOUCH_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 
 /// Forwards the session's events, saves state for a takeover in `files`, and resolves the hosts of
-/// unreached paths.
+/// paths that have not been reached.
 pub(crate) fn forward_events(
     mut running: Running,
     wakes: mpsc::Sender<Wake>,
@@ -103,7 +103,7 @@ pub(crate) fn forward_events(
     running
 }
 
-/// Waits at most `limit` until the only device is open. `what` is the purpose of the session.
+/// Waits up to `limit` for the only device to open. `what` is the purpose of the session.
 pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     shards: &ShardHandle,
@@ -123,10 +123,10 @@ pub(crate) fn wait_ready(
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
 }
 
-/// Reason for an open that a signal interrupted.
+/// Reason given for an open that was interrupted by a signal.
 pub(crate) const BY_SIGNAL: &str = "ended by a signal";
 
-/// Error for a device that no path opened in time.
+/// Returns the error for a device that no path opened in time.
 pub(crate) fn not_open(limit: Duration, shards: &ShardHandle) -> String {
     let reports = shards.reports(Reported::None);
     let paths = reports.first().and_then(|report| report.engine.paths.as_deref());

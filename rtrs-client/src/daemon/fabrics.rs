@@ -1,4 +1,4 @@
-//! Fabric registry: creates the fabrics of a session's shards, and the path targets of portals.
+//! Fabric registry: creates the fabrics of a session's shards, and the path targets for portals.
 //!
 //! A shard has one fabric for each scheme that its session's paths use, in the order in which the
 //! session began to use the schemes, which is the same on all shards. A path that is added to a
@@ -32,7 +32,7 @@ pub(crate) struct FabricRegistry {
     endpoint: OnceLock<Arc<TlsEndpoint>>,
     rdma: OnceLock<Rdma>,
     connect_timeout: Duration,
-    /// Transport timeout of paths over RDMA.
+    /// Transport timeout for paths over RDMA.
     path_timeout: Duration,
 }
 
@@ -91,7 +91,7 @@ impl FabricRegistry {
         self.first.iter().map(|scheme| Ok((*scheme, self.make(*scheme, ring)?))).collect()
     }
 
-    /// Makes sure that providers of a scheme can be created.
+    /// Makes sure that providers for a scheme can be created.
     pub(crate) fn open(&self, scheme: Scheme) -> Result<(), String> {
         if scheme == Scheme::Rdma && self.rdma.get().is_none() {
             let opened = Rdma::open().map_err(|missing| missing.to_string())?;
@@ -103,7 +103,7 @@ impl FabricRegistry {
         Ok(())
     }
 
-    /// Creates one shard's provider of a scheme.
+    /// Creates one shard's provider for a scheme.
     pub(crate) fn make(&self, scheme: Scheme, ring: &Rc<Ring>) -> io::Result<Box<dyn Fabric>> {
         let (shared, iwarp) = (Arc::clone(&self.shared), self.iwarp.clone());
         match (scheme, self.rdma.get()) {
@@ -138,14 +138,14 @@ pub(crate) fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
     schemes
 }
 
-/// Provider of a scheme on a shard that has one for each of `schemes`, in this order.
+/// Provider for a scheme on a shard that has one for each of `schemes`, in this order.
 pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<ProviderIndex> {
     let mut providers = ProviderIndex::all(schemes.len()).zip(schemes);
     providers.find(|(_, known)| **known == scheme).map(|(provider, _)| provider)
 }
 
-/// Target of a portal, with the addresses of its host or the reason why there are none. `provider`
-/// is the index of the portal's scheme on all shards of the session.
+/// Returns a portal's target, with the addresses of its host or the reason why there are none.
+/// `provider` is the index of the portal's scheme on all shards of the session.
 pub(crate) fn path_target(
     portal: &Portal,
     found: Resolved,
@@ -180,7 +180,7 @@ pub(crate) fn path_target(
         provider,
         invalidate_reads,
         heartbeat,
-        // Over TLS both ends have authenticated already; over TCP nothing would protect the result.
+        // Over TLS, both ends are already authenticated; over TCP, nothing protects the result.
         proves: scheme == Scheme::Rdma,
     }
 }

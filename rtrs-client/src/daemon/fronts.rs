@@ -39,7 +39,7 @@ struct Slot {
     device: DeviceIndex,
     name: String,
     front: Box<dyn FrontEnd>,
-    /// Whether the front end was given the device.
+    /// Whether the front end has been given the device.
     opened: bool,
     end: End,
     /// Whether the front end was stopped individually and this has not been reported yet.
@@ -64,7 +64,7 @@ pub(crate) struct Fronts {
     shard: CoreIndex,
     ring: Rc<Ring>,
     slots: Vec<Slot>,
-    /// Front ends of removed devices, with memory that may still be written to.
+    /// Front ends of removed devices, whose memory may still be written to.
     leaving: Vec<Box<dyn FrontEnd>>,
     pools: FrontEndPools,
 }
@@ -85,7 +85,7 @@ impl Fronts {
         all
     }
 
-    /// Adds the front end of an added device.
+    /// Adds the front end for a new device.
     pub(crate) fn add(&mut self, NewFront { device, name, make }: NewFront) {
         let (opened, end, is_awaited, abandoned) = (false, End::None, false, 0);
         let (front, may_return) = (make(), false);
@@ -93,7 +93,7 @@ impl Fronts {
         self.slots.push(slot);
     }
 
-    /// Removes the front end of a device. Its memory is reused only after its requests at the
+    /// Removes the front end of a device. Its memory is reused only after its requests on the
     /// server have ended.
     pub(crate) fn remove(&mut self, device: DeviceIndex) {
         for mut slot in self.slots.extract_if(.., |slot| slot.device == device) {
@@ -112,7 +112,7 @@ impl Fronts {
         self.slots.iter().map(|slot| slot.device)
     }
 
-    /// Gives a device that has been opened to the front end that waits for it.
+    /// Passes an opened device to the front end that is waiting for it.
     pub(crate) fn open_next(&mut self, now: Instant, engine: &ClientEngine) -> Option<Opened> {
         let waits = |slot: &&mut Slot| !slot.opened && slot.end == End::None;
         for slot in self.slots.iter_mut().filter(waits) {
@@ -137,7 +137,7 @@ impl Fronts {
         }
     }
 
-    /// Gives a socket to the front end of a device.
+    /// Passes a socket to the front end of a device.
     pub(crate) fn take_socket(&mut self, now: Instant, device: DeviceIndex, socket: FrontSocket) {
         if let Some(slot) = self.get(device) {
             slot.front.take_socket(now, socket);
@@ -168,7 +168,7 @@ impl Fronts {
         self.slots.iter().any(|slot| slot.front.has_input())
     }
 
-    /// Prepares the front ends for a sleep. Returns false if any has input.
+    /// Prepares the front ends for sleep. Returns false if any has input.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.slots.iter_mut().all(|slot| slot.front.prepare_sleep())
     }

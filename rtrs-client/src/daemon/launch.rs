@@ -24,9 +24,9 @@ use crate::frontend::{
 };
 use crate::settings::SessionSettings;
 
-/// Time limit for all shards to serve their sockets to the kernel. Nothing waits for the device
-/// yet, so this limit is meant for a stuck shard, not for a busy machine: with four busy loops
-/// during twelve attaches, one shard took more than five seconds.
+/// Time limit for all shards to start serving their sockets to the kernel. Nothing waits for the
+/// device yet, so this limit is meant for a stuck shard, not for a busy machine: with four busy
+/// loops during twelve attaches, one shard took more than five seconds.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for a shard's report, and for other answers.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -59,13 +59,13 @@ impl ShardHandle {
         reports
     }
 
-    /// Requests an event for the next progress of a path. A report that is requested afterwards
+    /// Requests an event when a path next makes progress. A report that is requested afterwards
     /// shows all earlier progress.
     pub(crate) fn watch_paths(&self) {
         self.0[0].send(Message::WatchPaths);
     }
 
-    /// Ends the watch of the paths.
+    /// Stops watching the paths.
     pub(crate) fn ignore_paths(&self) {
         self.0[0].send(Message::IgnorePaths);
     }
@@ -126,7 +126,7 @@ impl ShardHandle {
         Ok(())
     }
 
-    /// Changes paths or policy of the session.
+    /// Changes the paths or the policy of the session.
     ///
     /// # Errors
     /// Returns the reason why the change is impossible.
@@ -142,7 +142,7 @@ impl ShardHandle {
         })
     }
 
-    /// Gives the session the addresses of a path's host, or the reason why it has none.
+    /// Passes the session the addresses of a path's host, or the reason why it has none.
     pub(crate) fn resolved(&self, path: String, found: Resolved) {
         self.0[0].send(Message::Resolved { path, found });
     }
@@ -173,7 +173,7 @@ impl ShardHandle {
         self.0.len()
     }
 
-    /// Gives every shard its socket to the kernel for a device, and waits until all serve it.
+    /// Gives every shard its socket to the kernel for a device, and waits until all serve theirs.
     ///
     /// # Errors
     /// Fails with `TimedOut` or `BrokenPipe` if a shard cannot serve its socket.
@@ -235,7 +235,7 @@ impl ShardHandle {
         self.0.iter().for_each(|shard| shard.send(Message::RemoveFront(device)));
     }
 
-    /// Stops the front ends of a device; requests in flight finish within this time.
+    /// Stops the front ends of a device; requests in flight have this long to finish.
     pub(crate) fn stop_fronts(&self, device: DeviceIndex, grace: Duration) {
         let (device, deadline) = (Some(device), Clock.now() + grace);
         self.0.iter().for_each(|shard| shard.send(Message::StopFront { device, deadline }));
@@ -348,7 +348,7 @@ fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
 }
 
 /// Reports a shard that panics. Otherwise it would go unnoticed: the other shards continue, and the
-/// IO of that shard waits forever. (In a release build a panic ends the process.)
+/// IO of that shard waits forever. (In a release build, a panic ends the process.)
 struct Alarm {
     shard: CoreIndex,
     events: mpsc::Sender<Event>,
@@ -368,7 +368,7 @@ impl Running {
         ShardHandle(self.shards.clone())
     }
 
-    /// Waits for the threads, which were asked to end. A shard that does not end within five
+    /// Waits for the threads, which have been asked to end. A shard that does not end within five
     /// seconds ends with the process.
     pub(crate) fn join(self) {
         drop(self.network);

@@ -1,11 +1,11 @@
-//! Network changes of this host, as reported by the kernel: a link has its carrier again, an
-//! address or a route was added, or a link failed.
+//! Network changes on this host, as reported by the kernel: a link regained its carrier, an address
+//! or a route was added, or a link failed.
 //!
 //! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session
 //! ([`NetworkChange`]); `engine/control/network.rs` and `link_down.rs` decide what a change means
-//! for paths. However many changes there are, the thread reports at most once per `PAUSE`: what is
-//! up or new, and the failed links with their addresses. It starts and ends with the session
-//! (`launch`).
+//! for paths. However many changes there are, the thread reports them at most once per `PAUSE`:
+//! links that are up, additions, and failed links with their addresses. It starts and ends with the
+//! session (`launch`).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -41,7 +41,8 @@ const DONT_WAIT: i32 = 0x40;
 const DATAGRAM_MAX: usize = 64 * 1024;
 /// Maximum number of datagrams taken in a row.
 const DATAGRAMS_MAX: usize = 1024;
-/// Maximum number of links or addresses remembered; beyond that all are forgotten and count as new.
+/// Maximum number of links or addresses remembered; beyond that, all are forgotten and count as
+/// new.
 const KNOWN_MAX: usize = 4096;
 /// Minimum time between two reports.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -78,7 +79,7 @@ pub(crate) enum NetworkChange {
     Down {
         /// Description for the log.
         what: String,
-        /// Addresses of this host that no other link has.
+        /// Addresses of the failed links that no other link has.
         addresses: Vec<IpAddr>,
     },
 }
@@ -95,8 +96,7 @@ impl LinkWatcher {
     /// Starts reporting changes.
     ///
     /// # Errors
-    /// Fails with the system's error if netlink is missing in this kernel or denied to this
-    /// process.
+    /// Fails with the system's error if this kernel lacks netlink or denies it to this process.
     pub(crate) fn start(notify: impl Fn(NetworkChange) + Send + 'static) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, GROUPS))?;
@@ -215,7 +215,7 @@ impl Listener {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
                     io::ErrorKind::Interrupted => None,
-                    // There were more than the socket could hold.
+                    // There were more messages than the socket could hold.
                     _ if error.raw_os_error() == Some(ENOBUFS) => Some(Change::Unclear),
                     _ => return Err(error),
                 },
@@ -226,10 +226,10 @@ impl Listener {
     }
 }
 
-/// Errno of a socket that lost messages.
+/// Errno reported by a socket that has lost messages.
 const ENOBUFS: i32 = 105;
 
-/// Known links and addresses, so that repeated messages are not reported.
+/// Known links and addresses, kept so that repeated messages are not reported.
 #[derive(Debug, Default)]
 struct Known {
     links_up: HashSet<u32>,
@@ -314,8 +314,8 @@ impl Known {
             }
             RouteNetlinkMessage::NewAddress(message) => {
                 let address = address_of(message)?;
-                // A tentative address is unusable until duplicate detection ends; another message
-                // follows then.
+                // A tentative address is unusable until duplicate detection ends; then another
+                // message follows.
                 let place = (message.header.index, address);
                 if is_tentative(message) {
                     self.addresses.remove(&place);
@@ -350,7 +350,7 @@ fn link_name(link: &LinkMessage) -> String {
     name.unwrap_or_else(|| link.header.index.to_string())
 }
 
-/// The host's own address, which on a point-to-point link is not the first one.
+/// Returns the host's own address, which on a point-to-point link is not the first one.
 fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),

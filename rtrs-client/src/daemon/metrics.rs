@@ -19,10 +19,10 @@ use crate::parts::Parts;
 use crate::path::state::PathState;
 use crate::stats::{DeviceStats, OP_NAMES};
 
-/// Value of the label `role`.
+/// Value of the `role` label.
 const ROLE: &str = "client";
 
-/// Values of the labels `volume` and `export`.
+/// Values of the `volume` and `export` labels.
 type Labels<'a> = [&'a str; 2];
 
 /// Address at which metrics will be served.
@@ -65,8 +65,8 @@ impl Scraped {
     }
 }
 
-/// All samples of a volume in these reports. Samples of the session, its paths and its transports
-/// are counted only for the first of the session's volumes, which is the volume of these reports.
+/// Returns all samples of a volume. The session's own samples, and the counters of its paths and
+/// transports, are included only for the first of its volumes.
 pub(crate) fn samples(
     identity: &Identity,
     volumes: &[String],

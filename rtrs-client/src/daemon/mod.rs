@@ -1,10 +1,10 @@
-//! Process of a session: starts the threads that carry the IO of a plan, and ends them.
+//! The process of a session: starts the threads that carry the IO of a plan, and stops them.
 //!
-//! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until the end;
+//! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until it ends;
 //! - `config`: the engine's configuration; `fabrics`: its fabrics;
 //! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its
 //!   `providers`, its `fronts` and their `endings`; `shutdown`: the end of all shards;
-//! - `notices`: notifications from shard 0 to the process; `events` and `signals`: input of the
+//! - `notices`: notifications from shard 0 to the process; `events` and `signals`: input to the
 //!   process;
 //! - `volume`: a volume of the session with its socket and files; `volume_add`: volumes added
 //!   later; `roster`: the list of volumes and their settings;
@@ -12,8 +12,8 @@
 //! - `control_socket`: serves commands, from the data in `report`; `waiting`: commands that wait
 //!   for the process; `metrics`: serves scrapes from the same data;
 //! - `open_files`: the limit on open descriptors;
-//! - `required_paths`: paths that an attach needs, and those that do not work;
-//! - `link_watcher`: network changes of the host; `resolver`: addresses of unreached paths;
+//! - `required_paths`: waits during an attach for required paths and first results of others;
+//! - `link_watcher`: network changes on the host; `resolver`: addresses of unreached paths;
 //!   `saved`: state that the process leaves for a takeover.
 
 pub(crate) mod attach;

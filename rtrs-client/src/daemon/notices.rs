@@ -19,7 +19,7 @@ pub(crate) enum Event {
     Resized(DeviceIndex, u64),
     /// The NBD front end of the device could not start.
     FrontFailed(DeviceIndex, std::io::Error),
-    /// The kernel has closed this shard's socket of the device.
+    /// The kernel has closed this shard's socket for the device.
     KernelGone(DeviceIndex, CoreIndex),
     /// All front ends of the device have stopped.
     FrontStopped {
@@ -42,14 +42,14 @@ pub(crate) enum Event {
     Pinned(DeviceIndex, UsedExport),
     /// Everything has ended.
     Done {
-        /// Number of IOs that had not ended at their time limit.
+        /// Number of IOs that had not ended by their time limit.
         abandoned: usize,
         /// Volumes whose front ends stopped with the session, unless a shard is stuck.
         left: Vec<(DeviceIndex, LeftToUsers)>,
     },
 }
 
-/// Minimum time between two checks of many volumes.
+/// Minimum time between two checks of several volumes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// State of a volume, as known to the process.
@@ -101,7 +101,7 @@ pub(crate) struct Notices {
     volumes: Vec<Known>,
     /// Exports of volumes that are being closed.
     ending: Vec<String>,
-    /// Time of the next check of many volumes.
+    /// Time of the next check of several volumes.
     next_look: Instant,
     /// Whether a check was skipped.
     skipped: bool,
@@ -110,7 +110,7 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Records that a front end has its device, of this size. Returns the changes.
+    /// Records that a front end has its device, which has this size. Returns the changes.
     pub(crate) fn ready(
         &mut self,
         device: DeviceIndex,
@@ -128,12 +128,12 @@ impl Notices {
         self.ending.extend(export);
     }
 
-    /// Makes [`Self::changes`] report the next progress of a path, once.
+    /// Makes [`Self::changes`] report, once, when a path next makes progress.
     pub(crate) fn watch_paths(&mut self, engine: &ClientEngine) {
         self.watched = engine.path_progress();
     }
 
-    /// Ends the watch of [`Self::watch_paths`].
+    /// Ends the watch begun by [`Self::watch_paths`].
     pub(crate) fn ignore_paths(&mut self) {
         self.watched = None;
     }
@@ -148,7 +148,7 @@ impl Notices {
         &mut self.volumes[at]
     }
 
-    /// Time of the next check even if nothing happens.
+    /// Time by which the next check is due even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.skipped.then_some(self.next_look)
     }

@@ -1,6 +1,6 @@
-//! Limit on open descriptors: raised at startup, and compared with what the session needs.
+//! The limit on open descriptors: raised at startup, and compared with what the session needs.
 //!
-//! A process without free descriptors accepts no NBD client and connects no path, so an attach
+//! A process without free descriptors cannot accept NBD clients or connect paths, so an attach
 //! fails if the limit is below the session's minimum.
 
 use rtrs_core::rt::raise_open_files;
@@ -16,7 +16,7 @@ const SHARD: u64 = 3;
 /// Number of descriptors of a volume: its listening socket, and one NBD client.
 const VOLUME: u64 = 2;
 
-/// Sizes of a session that determine its number of descriptors.
+/// Sizes of a session that determine how many descriptors it needs.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     shards: u64,
@@ -32,7 +32,7 @@ impl Sizes {
     }
 }
 
-/// Explains why a limit is too low; None if it suffices.
+/// Explains why a limit is too low; None if it is sufficient.
 fn shortage(sizes: Sizes, limit: u64) -> Option<String> {
     let Sizes { shards, paths, volumes } = sizes;
     let least = sizes.least();

@@ -12,7 +12,7 @@ use rtrs_core::time::{Instant, earliest};
 
 use super::fabrics::{FabricRegistry, provider_of};
 
-/// Providers of a shard, in the order of `PathTarget::provider`, and the registry that creates
+/// Providers of a shard, in the order of `PathTarget::provider`, and the registry for creating
 /// more.
 pub(crate) struct Providers {
     registry: Arc<FabricRegistry>,
@@ -26,13 +26,13 @@ impl Providers {
     /// Creates the providers that the session's initial paths need.
     ///
     /// # Errors
-    /// The system's error if it lacks resources for a provider.
+    /// The system's error if resources for a provider are lacking.
     pub(crate) fn new(registry: Arc<FabricRegistry>, ring: &Rc<Ring>) -> io::Result<Self> {
         let (schemes, fabrics) = registry.first(ring)?.into_iter().unzip();
         Ok(Self { registry, ring: Rc::clone(ring), fabrics, schemes })
     }
 
-    /// Returns this scheme's provider, creating it if there is none.
+    /// Returns the provider for this scheme, creating one if necessary.
     ///
     /// # Errors
     /// Returns the reason why the provider cannot be created.
@@ -64,7 +64,7 @@ impl Providers {
         self.fabrics[provider.index()].next_event()
     }
 
-    /// Sends what was posted during the turn.
+    /// Sends everything that was posted during this turn.
     pub(crate) fn flush(&mut self, now: Instant) {
         self.fabrics.iter_mut().for_each(|fabric| fabric.flush(now));
     }

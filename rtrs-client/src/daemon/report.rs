@@ -38,7 +38,7 @@ pub(crate) struct Identity {
     pub(crate) export: String,
     /// Index of the volume's device in the session.
     pub(crate) index: DeviceIndex,
-    /// Name of the volume whose log contains the session's messages.
+    /// Name of the volume whose log contains the session's log messages.
     pub(crate) log: String,
     pub(crate) session: String,
     pub(crate) session_id: String,
@@ -59,14 +59,14 @@ pub(crate) struct Identity {
     pub(crate) started: SystemTime,
 }
 
-/// Report of the control shard, the only shard that knows the paths. None if the session is ending,
-/// or if the host was too busy for the shard to report in time.
+/// Report from the control shard, the only shard that knows the paths. None if the session is
+/// ending, or if the host was too busy for the shard to report in time.
 fn control(reports: &[ClientShardReport]) -> Option<&ClientShardReport> {
     reports.iter().find(|report| report.engine.shard.0 == 0)
 }
 
 impl Identity {
-    /// Control shard's status of the volume.
+    /// Status of the volume, as reported by the control shard.
     fn volume<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a VolumeStatus> {
         control(reports)?.engine.volume(self.index)
     }
@@ -93,7 +93,7 @@ impl Identity {
         self.devices(reports).map(|device| device.failed_flushes).max().unwrap_or(0)
     }
 
-    /// Number of times that the server may have lost acknowledged writes of the volume.
+    /// Number of times that the server may have lost acknowledged writes to the volume.
     pub(super) fn cache_losses(&self, reports: &[ClientShardReport]) -> u64 {
         self.devices(reports).map(|device| device.cache_losses).max().unwrap_or(0)
     }
@@ -108,7 +108,7 @@ fn paths(reports: &[ClientShardReport]) -> Option<&[PathStatus]> {
     control(reports)?.engine.paths.as_deref()
 }
 
-/// State of a session, with the reason if the paths' own states do not show it.
+/// State of a session, with the reason if the states of the paths do not show it.
 fn state(
     identity: &Identity,
     reports: &[ClientShardReport],
@@ -147,7 +147,7 @@ fn refusal(paths: &[PathStatus]) -> Option<String> {
     })
 }
 
-/// Reply to `status`. `volumes` are the names of all volumes of the session.
+/// Reply to `status`. `volumes` contains the names of all the session's volumes.
 pub(crate) fn status(
     identity: &Identity,
     volumes: &[String],
@@ -202,19 +202,19 @@ pub(crate) fn status(
     }
 }
 
-/// Counters of the volume's front end on a shard.
+/// Counters of the volume's front end on one shard.
 fn front_stats(identity: &Identity, report: &ClientShardReport) -> FrontEndStats {
     let found = report.fronts.iter().find(|(device, _)| *device == identity.index);
     found.map(|(_, stats)| *stats).unwrap_or_default()
 }
 
-/// First complaint about a client of the volume.
+/// First complaint about one of the volume's clients.
 fn complaint(identity: &Identity, reports: &[ClientShardReport]) -> Option<String> {
     let mut all = reports.iter().flat_map(|report| &report.complaints);
     all.find(|(device, _)| *device == identity.index).map(|(_, text)| (*text).to_owned())
 }
 
-/// Number of the volume's NBD connections on a shard.
+/// Number of the volume's NBD connections on one shard.
 fn connections(identity: &Identity, report: &ClientShardReport) -> u64 {
     front_stats(identity, report).connections
 }
@@ -284,7 +284,7 @@ fn path_name(path: PathId, reports: &[ClientShardReport]) -> String {
     names.get(path.index()).cloned().unwrap_or_else(|| "?".into())
 }
 
-/// Failed IOs of the volume, with lost writes that a flush reported.
+/// Failed IOs of the volume, including lost writes that a flush reported.
 fn io_errors(identity: &Identity, reports: &[ClientShardReport]) -> IoErrors {
     let mut all = Failures::default();
     identity.devices(reports).for_each(|device| all.add(&device.failures));
@@ -315,7 +315,7 @@ fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo
     Some(OldestIo { age_ms: millis(oldest.age), waits_for, path })
 }
 
-/// Requests that a slow disk delays.
+/// Requests delayed by a slow disk.
 fn slow_requests(identity: &Identity, reports: &[ClientShardReport]) -> SlowRequests {
     let slow = || identity.devices(reports).map(|device| device.slow_requests);
     SlowRequests {

@@ -12,12 +12,12 @@ use crate::control_protocol::{PathInfo, Status};
 use crate::path::state::PathState;
 use crate::settings::RequirePaths;
 
-/// Minimum time allowed for the required paths, counted from the opening of the volume.
+/// Minimum time allowed for the required paths, counted from when the volume opens.
 const REQUIRED_PATIENCE: Duration = Duration::from_secs(10);
 /// Time allowed for the first result of each other path before the attach is reported.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Returns which paths are missing and why, if fewer than required are connected.
+/// If fewer paths than required are connected, returns which are missing and why.
 fn lacking(status: &Status, required: RequirePaths) -> Option<String> {
     let (connected, all) = status.path_counts();
     let required = required.of(all);
@@ -59,21 +59,21 @@ impl AttachedSession {
         false
     }
 
-    /// Records that a volume no longer waits for paths, and ends the watch if no other volume
-    /// waits.
+    /// Records that a volume no longer waits for paths, and stops watching them if no other volume
+    /// does.
     pub(super) fn stop_waiting(&mut self, at: usize) {
         self.volumes[at].waits_for_paths = None;
         self.end_watch();
     }
 
-    /// Ends the watch of the paths, unless a volume waits for them.
+    /// Stops watching the paths, unless a volume waits for them.
     fn end_watch(&self) {
         if self.volumes.iter().all(|volume| volume.waits_for_paths.is_none()) {
             self.shards.ignore_paths();
         }
     }
 
-    /// Serves the volumes that waited for paths and have enough now.
+    /// Serves the volumes that have been waiting for paths and now have enough.
     pub(super) fn on_paths_changed(&mut self) {
         let waits = |volume: &Volume| {
             let is_opening = matches!(volume.step, Step::Opening(_));
@@ -85,7 +85,7 @@ impl AttachedSession {
         }
     }
 
-    /// Fails a volume whose paths took too long. Returns false if it does not wait for paths.
+    /// Fails a volume whose paths have taken too long. Returns false if it does not wait for paths.
     pub(super) fn fail_without_paths(&mut self, at: usize) -> bool {
         let volume = &self.volumes[at];
         let (device, required) = (volume.identity.index, volume.require_paths);

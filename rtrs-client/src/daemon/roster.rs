@@ -17,7 +17,7 @@ use crate::plan::{AttachPlan, SessionPlan};
 /// Settings from which the transports' timeout is computed when a session is attached.
 const OF_TRANSPORT: [&str; 3] = ["connect-timeout", "heartbeat", "heartbeat-missed-max"];
 
-/// Describes the transport timeouts in use, if a new attach would use different ones.
+/// Describes the transport timeouts in use if a new attach would use different ones.
 fn transport_note(plan: &SessionPlan, registry: &FabricRegistry) -> Option<String> {
     let kept = schemes(plan).into_iter().filter_map(|scheme| {
         let in_use = registry.transport_timeout(scheme);
@@ -58,7 +58,7 @@ impl Roster {
         self.0.lock().iter().map(|member| member.identity.clone()).collect()
     }
 
-    /// Volume that has been attached longest, with its current settings.
+    /// Volume that has been attached the longest, with its current settings.
     pub(crate) fn first(&self) -> Option<(AttachPlan, Identity)> {
         self.0.lock().first().map(|member| (member.plan.clone(), member.identity.clone()))
     }
@@ -71,7 +71,7 @@ impl Roster {
         Some(SavedVolume { session, name: name.to_owned(), settings })
     }
 
-    /// Settings of a volume. Those that differ from what the transports use have a note.
+    /// Settings of a volume. Those that differ from the ones that the transports use have a note.
     pub(crate) fn values(&self, name: &str, registry: &FabricRegistry) -> Vec<SettingValue> {
         let members = self.0.lock();
         let member = members.iter().find(|member| member.identity.name == name);
@@ -90,17 +90,17 @@ impl Roster {
         Some((session.settings.invalidate_reads, session.own_heartbeat(scheme)))
     }
 
-    /// Changes settings of the session, all or none. `name` is the volume in the request.
+    /// Changes all of these session settings, or none. `name` is the volume in the request.
     ///
     /// # Errors
-    /// Returns the value that does not fit one of the volumes.
+    /// Names the value that does not suit one of the volumes.
     pub(crate) fn change(
         &self,
         name: &str,
         settings: &BTreeMap<String, String>,
         shards: &ShardHandle,
     ) -> Result<(), String> {
-        // Held until the change has begun: if two callers race, the values of the later one apply.
+        // Held until the change has begun: if two callers race, the later one's values take effect.
         let mut members = self.0.lock();
         let changed = |member: &Member| {
             member.plan.changed(settings).map_err(|error| {

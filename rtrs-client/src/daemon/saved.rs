@@ -7,9 +7,9 @@
 //! the epoch and identity files, written by the thread that forwards the session's events. Volumes
 //! with a kernel device also have the other files.
 //!
-//! A process writes nothing until its volume is about to receive users ([`Saved::begin`]): until
-//! then, the attach may still fail, and the files of an earlier process remain. The files are
-//! removed when the volume has ended and none of its users can miss a loss; see `volume.rs`.
+//! A process writes nothing until its volume is about to have users ([`Saved::begin`]): until then,
+//! the attach may still fail, and the files of an earlier process remain. The files are removed
+//! when the volume has ended and none of its users can miss a loss; see `volume.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,11 +27,11 @@ const EPOCH: &str = "life";
 const IDENTITY: &str = "identity";
 const DEVICE: &str = "device";
 const VOLUME: &str = "volume";
-/// Export of a volume that was detached while users may return to it.
+/// Export of a volume that was detached although users may return to it.
 const DETACHED: &str = "detached";
 /// Log of a background session; see `session_log.rs`.
 const LOG: &str = "log";
-/// Suffix of the text for an export in memory.
+/// Suffix that marks an export in memory.
 const MEMORY: &str = " memory";
 
 /// Export that a process used.
@@ -71,7 +71,7 @@ impl FromStr for UsedExport {
 /// Volume of a session with several volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedVolume {
-    /// Session name at the server.
+    /// Name of the session on the server.
     pub(crate) session: String,
     /// Name of the volume on this host.
     pub(crate) name: String,
@@ -86,7 +86,7 @@ pub(crate) struct Saved {
     /// Control socket; each file has the socket's name with a different extension.
     beside: PathBuf,
     state: Arc<Mutex<State>>,
-    /// Failure of the last write of each file, if it failed.
+    /// Error from the last write to each file, if it failed.
     unwritten: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
@@ -101,7 +101,7 @@ enum State {
     Over,
 }
 
-/// Consequences of files that cannot be written.
+/// Consequences of failing to write a file.
 const WITHOUT_EPOCH: &str = "the process that takes over cannot report writes that a server lost";
 const WITHOUT_IDENTITY: &str = "the process that takes over does not know which export to expect";
 
@@ -109,7 +109,7 @@ const WITHOUT_IDENTITY: &str = "the process that takes over does not know which 
 const ALL: [&str; 5] = [EPOCH, IDENTITY, DETACHED, DEVICE, VOLUME];
 
 impl Saved {
-    /// Creates the files' handle for the volume attached as `name`.
+    /// Creates the handle for the files of the volume attached as `name`.
     ///
     /// # Errors
     /// Fails if the run directory cannot be used.
@@ -117,7 +117,7 @@ impl Saved {
         Self::beside(run_dir, &run_dir.control_socket(name))
     }
 
-    /// Creates the handle of the files next to this control socket.
+    /// Creates the handle for the files next to this control socket.
     ///
     /// # Errors
     /// Fails if the run directory cannot be used.
@@ -186,7 +186,7 @@ impl Saved {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Begins saving, before the volume gets users.
+    /// Begins saving, before the volume has users.
     pub(crate) fn begin(&self) {
         let mut state = self.state.lock();
         let State::Waiting { epoch, export } = &*state else { return };
@@ -242,7 +242,7 @@ impl Saved {
         self.write(EPOCH, &epoch.to_string(), WITHOUT_EPOCH);
     }
 
-    /// Saves that the volume shares a session, for the process that takes over.
+    /// Records that the volume shares a session, for the process that takes over.
     pub(crate) fn save_volume(&self, volume: &SavedVolume) {
         match serde_json::to_string(volume) {
             Ok(text) => {
@@ -283,7 +283,7 @@ impl Saved {
         self.unwritten.lock().insert(extension, why);
     }
 
-    /// Forgets a shared session, because the volume is now the only one.
+    /// Forgets the shared session, because the volume is now the only one in it.
     pub(crate) fn forget_volume(&self) {
         self.remove(VOLUME);
     }
@@ -389,7 +389,7 @@ pub(crate) fn is_left_without(socket: &Path) -> bool {
 }
 
 fn all_volumes(run_dir: &RunDir) -> Vec<SavedVolume> {
-    // Without a run directory nothing was saved.
+    // Without a run directory, nothing was saved.
     let Ok(files) = run_dir.files() else { return Vec::new() };
     let entries = std::fs::read_dir(run_dir.path()).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -518,7 +518,7 @@ mod tests {
         by_device.save_device("/dev/nbd3");
         by_device.save_export(export);
         assert_eq!(names(), ["a b.c", "d"]);
-        // A process that still has its socket is found by the socket.
+        // A process that still has its socket is found through its socket.
         let socket = dir.control_socket("d");
         fs::write(&socket, "").unwrap();
         assert_eq!(names(), ["a b.c"]);

@@ -3,11 +3,11 @@
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Time that paths wait, after a shutdown's deadline, for the shards to count unfinished IO. A
+/// Time for which paths wait, after a shutdown's deadline, for shards to count unfinished IO. A
 /// shard counts when it wakes at the deadline, so only a stuck shard takes longer.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
-/// Time limit for the end of the paths after a shutdown's deadline. Paths have their own limits;
-/// this limit is for a provider that exceeds them.
+/// Time limit for paths to end after a shutdown's deadline. Paths have their own limits; this one
+/// is for a provider that exceeds them.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Shutdown in progress.
@@ -21,13 +21,13 @@ struct Progress {
     ends_paths: bool,
 }
 
-/// Progress of the shutdown, if there is one.
+/// Progress of the shutdown, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Shutdown(Option<Progress>);
 
 impl Shutdown {
     /// Starts the shutdown of a session with this number of shards, or shortens one in progress.
-    /// Returns whether the deadline is new to the shards.
+    /// Returns whether the shards must be told the deadline.
     pub(crate) fn begin(&mut self, deadline: Instant, shards: usize) -> bool {
         self.0 = match self.0 {
             Some(before) if before.deadline <= deadline => return false,
@@ -52,8 +52,8 @@ impl Shutdown {
         progress.ends_paths
     }
 
-    /// Finishes the shutdown if the paths have ended, or take too long. Returns whether front ends
-    /// are still running at that point; None if the shutdown is not over.
+    /// Finishes the shutdown if the paths have ended or are taking too long. Returns whether front
+    /// ends are still running at that point; None if the shutdown is not over.
     pub(crate) fn finish(&mut self, now: Instant, paths_ended: bool) -> Option<bool> {
         let Progress { deadline, running, .. } = self.0?;
         if !(paths_ended && running == 0) && now < deadline + END_PATIENCE {
@@ -63,7 +63,7 @@ impl Shutdown {
         Some(running > 0)
     }
 
-    /// Time of the next step even if nothing happens.
+    /// Time of the next step if nothing happens before.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let Progress { deadline, ends_paths, .. } = self.0?;
         Some(deadline + if ends_paths { END_PATIENCE } else { COUNT_PATIENCE })

@@ -3,13 +3,13 @@
 //! A write that was acknowledged but not flushed may be in a cache on the server. When the server's
 //! host restarts (or, for an export in memory, its process), the write is lost, and the client no
 //! longer has its data. A flush that then succeeded would tell a file system that the write is
-//! durable. So OPEN_RSP names the epoch of the server's cache (`cache_id`), each answer counts for
-//! the epoch in which its path was opened, and a change of epoch while such writes are outstanding
-//! is a loss. Each user of the device learns of the loss once, through a flush that fails, as with
-//! a disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the server is also
-//! a loss, and so is a failed write with FUA while other writes wait for a flush: the server's
-//! device has one cache, and reports a loss to only one request. A successful flush therefore waits
-//! for the syncs that overlap it (`io/syncs.rs`).
+//! durable. So OPEN_RSP reports the epoch of the server's cache (`cache_id`), each answer counts
+//! for the epoch in which its path was opened, and a change of epoch while such writes are
+//! outstanding is a loss. Each user of the device learns of the loss once, through a flush that
+//! fails, as with a disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the
+//! server is also a loss, and so is a failed write with FUA while other writes wait for a flush:
+//! the server's device has one cache, and reports a loss to only one request. A successful flush
+//! therefore waits for the syncs that overlap it (`io/syncs.rs`).
 //!
 //! Shards count their own writes; the control shard (`control/cache_epoch.rs`) sees the epochs
 //! change. Neither waits for the other: a shard adds to its count before it reads the epoch, and
@@ -17,10 +17,10 @@
 //! sees the other's change.
 //!
 //! A process that dies takes its counts with it, and its users may continue with the next process.
-//! So the process saves its epoch for the next one (`saved_epoch`), which starts in this epoch with
-//! one unflushed write. An epoch is saved once no losses of earlier epochs remain to be reported. A
-//! flush that the dead process did not answer is resent, and looks like a flush that began after
-//! the one that reported the loss. While such a flush can still arrive
+//! So the process saves its epoch for the next one (`saved_epoch`), which starts in this epoch and
+//! assumes one unflushed write. An epoch is saved once no losses of earlier epochs remain to be
+//! reported. A flush that the dead process did not answer is resent, and looks like a flush that
+//! began after the one that reported the loss. While such a flush can still arrive
 //! (`SessionConfig::resent_for`), every flush reports the losses.
 
 use std::sync::Arc;
@@ -193,9 +193,9 @@ impl CacheWatch {
     }
 
     /// Records a request that the server answered with an error. Whatever the status, the server's
-    /// device may have used this request to report a loss of other requests' data. Not for statuses
-    /// that this session assigns to unanswered requests: the server reports a loss again if its
-    /// answer was lost.
+    /// device may have used this request to report a loss of other requests' data. Not called for
+    /// statuses that this session assigns to unanswered requests: the server reports a loss again
+    /// if its answer was lost.
     pub(super) fn failed(&self, io: &Io, answer: IoStatus) {
         let by_kind = rtrs_core::mutated!(FlushErrorByKind)
             && matches!(answer, IoStatus::Aborted | IoStatus::TimedOut | IoStatus::ReadOnly);
@@ -254,14 +254,14 @@ impl CacheWatch {
         }
     }
 
-    /// Result of a flush for the session's only user. There were `count` losses at its end.
+    /// Result of a flush for the session's only user. There were `count` losses when it ended.
     pub(super) fn report(&self, mark: FlushMark, status: IoStatus, count: u64) -> IoStatus {
         let (status, reported) = self.losses.judge(status, mark.reported, count);
         self.losses.report_common(reported);
         status
     }
 
-    /// Losses, for a front end that itself reports to the users.
+    /// Losses, for a front end that reports them to the users itself.
     pub(super) fn losses(&self) -> Arc<Losses> {
         Arc::clone(&self.losses)
     }

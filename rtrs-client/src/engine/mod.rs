@@ -1,11 +1,11 @@
 //! Engine of one client shard: its part of a session and, on shard 0, the control of the session.
 //!
 //! Events from the shard's providers and messages from other shards go in; work requests go to the
-//! providers, and messages come out of [`ClientEngine::take_message`]. The engine does no IO of its
-//! own and reads no clock, so it runs under the driver on a reactor and under the simulator in
-//! virtual time. A turn consists of messages, events, [`ClientEngine::poll`], the user of the
-//! device, [`ClientEngine::pump`], the providers' flush and outgoing messages. Messages that a
-//! shard sends to itself never come out: they are handled within the same call.
+//! providers, and messages come out of [`ClientEngine::take_message`]. The engine does no IO and
+//! reads no clock itself, so it also runs under the simulator, in virtual time. In each turn, the
+//! driver delivers messages and events, calls [`ClientEngine::poll`], runs the device's user, calls
+//! [`ClientEngine::pump`], flushes the providers and sends messages. Messages that a shard sends to
+//! itself never come out: they are handled within the same call.
 
 mod cache_epoch;
 pub(crate) mod control;
@@ -72,7 +72,7 @@ pub(crate) struct EngineReport {
     pub(crate) path_inflight: Vec<u32>,
     /// For each path, whether it is excluded because it is slow.
     pub(crate) path_slow: Vec<bool>,
-    /// Geometry of each device that was ever open.
+    /// Geometry of each device that has ever been open.
     pub(crate) geometries: Vec<(DeviceIndex, Geometry)>,
     /// Paths; only from the control shard, like the next four fields.
     pub(crate) paths: Option<Vec<PathStatus>>,
@@ -84,17 +84,17 @@ pub(crate) struct EngineReport {
 }
 
 impl EngineReport {
-    /// Shard's report of a device.
+    /// The shard's report on a device.
     pub(crate) fn device(&self, device: DeviceIndex) -> Option<&DeviceReport> {
         self.devices.iter().find(|report| report.device == device)
     }
 
-    /// Control shard's status of a volume.
+    /// The control shard's status of a volume.
     pub(crate) fn volume(&self, device: DeviceIndex) -> Option<&VolumeStatus> {
         self.volumes.iter().find(|volume| volume.device == device)
     }
 
-    /// Geometry of a device that was ever open.
+    /// Geometry of a device that has ever been open.
     pub(crate) fn geometry(&self, device: DeviceIndex) -> Option<&Geometry> {
         self.geometries.iter().find(|(of, _)| *of == device).map(|(_, geometry)| geometry)
     }
@@ -123,7 +123,7 @@ impl ClientEngine {
         Self { index, shard, control, out: Outbox::default(), away: Outbox::default() }
     }
 
-    /// Handles an event of the provider at that index.
+    /// Handles an event from the provider at this index.
     pub fn handle_event(
         &mut self,
         now: Instant,
@@ -216,12 +216,12 @@ impl ClientEngine {
         busy || self.shard.borrow().ios().devices().has_completions()
     }
 
-    /// Takes the next message to another shard.
+    /// Takes the next message for another shard.
     pub fn take_message(&mut self) -> Option<(CoreIndex, ClientMessage)> {
         self.away.take().map(|(to, message)| (to, ClientMessage(message)))
     }
 
-    /// Handles messages to this shard, and queues those to others.
+    /// Handles messages for this shard, and queues those for others.
     fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
         while let Some((to, message)) = self.out.take() {
             if to == self.index {
@@ -279,7 +279,7 @@ impl ClientEngine {
         earliest(self.shard.borrow().deadline(), control)
     }
 
-    /// Handles a network change of this host that may help paths that are down.
+    /// Handles a network change on this host that may help paths that are down.
     pub(crate) fn on_network_change(&mut self, now: Instant, what: &str, fabrics: &mut Fabrics) {
         self.control(now, fabrics, |control, ctx| control.on_network_change(what, ctx));
     }
@@ -367,14 +367,14 @@ impl ClientEngine {
         self.shard.borrow().ios().device_inflight(device)
     }
 
-    /// Returns the size of a device as this shard knows it; None until it has been open.
+    /// Returns the size of a device as known to this shard; None until the device has been open.
     pub fn size(&self, device: DeviceIndex) -> Option<u64> {
         let shard = self.shard.borrow();
         let devices = shard.ios().devices();
         devices.is_known(device).then(|| devices.info(device).geometry.size)
     }
 
-    /// Returns state and counters of this shard for listings, limited to the requested devices.
+    /// Returns the state and counters of this shard for listings, limited to the requested devices.
     pub(crate) fn report(&self, now: Instant, reported: Reported) -> EngineReport {
         let shard = self.shard.borrow();
         let view = self.view();
@@ -412,7 +412,7 @@ impl ClientEngine {
         self.shard.borrow().ios().inflight()
     }
 
-    /// Returns the number of requests of this shard so far, by path.
+    /// Returns the number of requests that this shard has sent so far, by path.
     pub fn path_requests(&self) -> Vec<u64> {
         self.shard.borrow().paths().stats().paths.iter().map(|path| path.requests).collect()
     }
@@ -422,7 +422,7 @@ impl ClientEngine {
         self.shard.borrow().ios().permits_held()
     }
 
-    /// Panics when the engine's tables are inconsistent.
+    /// Panics if the engine's tables are inconsistent.
     pub fn check(&self) {
         self.shard.borrow().check();
     }

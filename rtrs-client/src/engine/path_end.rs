@@ -36,7 +36,7 @@ pub(crate) enum PathEnd {
     /// they refuse a name; others only close the connection.
     #[error("{}", describe_info_end(.reason, .session, *.has_extensions))]
     InfoUnanswered { reason: CloseReason, session: String, has_extensions: bool },
-    /// A connection other than connection 0 caused the end.
+    /// A connection other than connection 0 caused the path to end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
     /// The path ended while it was using this address, one of several.
@@ -48,7 +48,7 @@ pub(crate) enum PathEnd {
     /// The local transport refused an operation.
     #[error("{0}")]
     Fabric(String),
-    /// Client and server did not authenticate each other.
+    /// The client and the server did not authenticate each other.
     #[error("{0}")]
     Auth(#[from] AuthError),
     /// The server or the export is not the pinned one.
@@ -84,7 +84,7 @@ pub(crate) enum PathEnd {
     /// The requests of a leaving path did not finish in time.
     #[error("its requests did not finish within the time limit")]
     LeaveTimeout,
-    /// The server was silent for this time. With `confirmed`, it answered over a different path.
+    /// The server was silent for this time. If `confirmed`, it answered over another path.
     #[error(
         "silent for {ms} ms{}",
         if *.confirmed { " while another path was answered" } else { "" }
@@ -93,7 +93,7 @@ pub(crate) enum PathEnd {
     /// A link on this host failed; the text describes the failure.
     #[error("{0}")]
     LinkDown(String),
-    /// The server's operator evicted the session, as reported over a different path.
+    /// The server's operator evicted the session, as reported over another path.
     #[error("the session was evicted")]
     Evicted,
     /// The server claims an eviction without proof.
@@ -102,7 +102,7 @@ pub(crate) enum PathEnd {
          is the server that opened it; detach, and attach again if it was evicted"
     )]
     UnprovenEviction,
-    /// An impossible state: a bug of this client.
+    /// An impossible state: a bug in this client.
     #[error("internal error: {0}")]
     Internal(&'static str),
 }
@@ -157,7 +157,7 @@ fn describe_unconnected(reason: &CloseReason) -> String {
     }
 }
 
-/// Describes the refusal of a session by its server.
+/// Describes why a server refused a session.
 fn describe_session_refusal(errno: u16, session: &str) -> String {
     let hint = match errno {
         errno::EEXIST => {

@@ -29,7 +29,7 @@ impl Nonces for SystemNonces {
     }
 }
 
-/// Certificates or keys of a client, for paths without TLS.
+/// A client's certificates or keys, for paths without TLS.
 #[derive(Clone, Debug)]
 pub struct Prover {
     config: Arc<TlsClientConfig>,
@@ -47,7 +47,7 @@ impl Prover {
         Self::new(config, Arc::new(SystemNonces))
     }
 
-    /// Returns the challenge for a server.
+    /// Returns a challenge for a server.
     pub(crate) fn challenge(&self) -> Result<Challenge, AuthError> {
         let nonce = self.nonces.next().map_err(AuthError::NoNonce)?;
         Ok(self.config.challenge(nonce))
@@ -66,7 +66,7 @@ impl Prover {
     }
 }
 
-/// Reason why client and server do not authenticate each other.
+/// Reason why client and server cannot authenticate each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AuthError {
     /// The server requires a proof that this client cannot give.
@@ -74,14 +74,14 @@ pub(crate) enum AuthError {
         "the server requires this client to authenticate: set key-file and server-key, or tls-dir"
     )]
     NoKeys,
-    /// The server gives no proof to a client that requires one.
+    /// The server offers no proof to a client that requires one.
     #[error(
         "the server does not prove its identity: it has no certificates or keys, is too old for \
          that over this transport, or is a kernel server; to trust it without proof, unset \
          key-file and tls-dir"
     )]
     NoProof,
-    /// There is no nonce for the challenge.
+    /// No nonce can be generated for the challenge.
     #[error("{0}")]
     NoNonce(ProofError),
     /// The client's address, which is part of its proof, is unknown.

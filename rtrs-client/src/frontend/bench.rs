@@ -1,8 +1,8 @@
-//! Workload that runs directly on a session, without NBD: measures the transport itself.
+//! Workload that runs directly on a session, without NBD, to measure the transport itself.
 //!
-//! One job per shard keeps `iodepth` IOs in flight on that shard's part of the session until its
-//! time is up, then waits for the outstanding answers. Buffers and the latency histogram are
-//! allocated before the clock starts.
+//! One job per shard keeps `iodepth` IOs in flight on that shard's part of the session until time
+//! is up, then waits for the outstanding answers. Buffers and the latency histogram are allocated
+//! before the clock starts.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place
 use crate::engine::SessionDevice;
 use crate::settings::BenchMode;
 
-/// Parameters of all jobs of a run.
+/// Parameters common to all jobs of a run.
 #[derive(Debug)]
 pub(crate) struct Workload {
     pub(crate) mode: BenchMode,
@@ -31,7 +31,7 @@ pub(crate) struct Workload {
     pub(crate) runtime: Duration,
     /// Number of bytes of the device to use; None for all.
     pub(crate) size: Option<u64>,
-    /// Pieces of memory per IO.
+    /// Number of pieces of memory per IO.
     pub(crate) pieces: u32,
     /// Share of reads in randrw, 0 to 100.
     pub(crate) read_percent: u32,
@@ -81,11 +81,11 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// Memory of a taken buffer.
+    /// Returns the memory of a buffer that was taken from the pool.
     fn buffer(&mut self, slot: u32) -> Option<MemSlice> {
         let Self { pool, memory, block, pieces } = self;
         let Some(memory) = memory else { return Some(pool.slice(slot)) };
-        // A gap as long as the piece follows each piece.
+        // Each piece is followed by a gap of the same length.
         let first = 2 * *block * slot as usize;
         let cut = |piece: usize| *block * piece / *pieces;
         let piece = |at| memory.slice(first + 2 * cut(at), cut(at + 1) - cut(at));

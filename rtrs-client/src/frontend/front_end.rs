@@ -23,7 +23,7 @@ pub(crate) trait FrontEnd {
     /// Returns the reason why the device cannot be used; the session then ends.
     fn open(&mut self, now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()>;
 
-    /// Lets the front end accept clients. Called once the attach of the volume has succeeded.
+    /// Lets the front end accept clients. Called once the volume has been attached.
     fn serve(&mut self, _ring: &Rc<Ring>) {}
 
     /// Gives the front end a socket.
@@ -34,7 +34,7 @@ pub(crate) trait FrontEnd {
         change.reply(Err(io::ErrorKind::Unsupported.into()));
     }
 
-    /// Does all pending work. Returns whether anything happened.
+    /// Does all pending work. Returns true if anything happened.
     fn turn(&mut self, now: Instant) -> bool;
 
     /// Whether there is input that no event of the ring reports.
@@ -42,7 +42,7 @@ pub(crate) trait FrontEnd {
         false
     }
 
-    /// Prepares a sleep: makes input that the ring does not report cause a ring event, which ends
+    /// Prepares for sleep: makes input that the ring does not report cause a ring event, which ends
     /// the sleep. Returns false if there is input already.
     fn prepare_sleep(&mut self) -> bool {
         true
@@ -85,7 +85,7 @@ pub(crate) trait FrontEnd {
     }
 }
 
-/// Change of the memory that a front end's user has registered.
+/// Change to the memory that a front end's user has registered.
 pub(crate) struct MemoryChange {
     pub(crate) region: Arc<Region>,
     pub(crate) kind: MemoryChangeKind,
@@ -95,7 +95,7 @@ pub(crate) struct MemoryChange {
 /// Kind of a [`MemoryChange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryChangeKind {
-    /// After the reply, IO in this memory uses the memory in place.
+    /// After the reply, IO in this memory uses it in place.
     Register,
     /// After the reply, no IO uses the registered memory: IO in flight ends first.
     Unregister,
@@ -133,7 +133,7 @@ pub(crate) enum FrontSocket {
     /// Socket of an NBD client.
     Client(OwnedFd),
     /// Other end of a socket to which the kernel sends this shard's requests. The sender is used
-    /// when the socket is served, and dropped when it cannot be.
+    /// when the socket is served, and dropped if it cannot be.
     Kernel(OwnedFd, mpsc::Sender<()>),
 }
 
@@ -145,15 +145,15 @@ pub(crate) enum FrontRequest {
     KernelGone,
 }
 
-/// Makes a shard's front end, on that shard's thread.
+/// Creates a shard's front end, on that shard's thread.
 pub(crate) type MakeFrontEnd = Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>;
 
-/// Makes a [`MakeFrontEnd`] for each shard, in order.
+/// Creates a [`MakeFrontEnd`] for each shard, in order.
 pub(crate) type MakeFrontEnds = Box<dyn FnOnce(&Shards) -> Vec<MakeFrontEnd>>;
 
-/// Front ends of a volume whose socket or address is acquired, but not served yet.
+/// Front ends of a volume whose socket or address has been acquired but is not served yet.
 pub(crate) struct PreparedFrontEnds {
-    /// Makes the front end of each shard.
+    /// Creates the front end of each shard.
     pub(crate) make: MakeFrontEnds,
     /// URI for clients, if they connect by URI.
     pub(crate) uri: Option<String>,
@@ -168,7 +168,7 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// Makes one value for each shard from its index.
+    /// Creates one value per shard from the shard's index.
     pub(super) fn each(&self, make: impl FnMut(u16) -> MakeFrontEnd) -> Vec<MakeFrontEnd> {
         (0..self.count).map(make).collect()
     }

@@ -2,7 +2,7 @@
 //!
 //! Each device of the session has one front end on each shard. The front end is created on its
 //! shard's thread before the device is open, and receives the device once. The driver runs the
-//! turns of the front end without knowing its kind. A new kind needs a file here, with a type that
+//! front end's turns without knowing its kind. A new kind needs a file here, with a type that
 //! implements [`FrontEnd`] and a function that returns [`PreparedFrontEnds`]; an arm in
 //! [`prepare`]; and settings with a variant of [`Front`].
 //!
@@ -10,10 +10,10 @@
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
 //! - `vhost_user`: a virtual machine, on a unix socket.
 //! - `bench`: a workload, without NBD.
-//! - `queue`: queues of the program that embeds the session, without NBD.
+//! - `queue`: queues for the program that embeds the session, without NBD.
 //!
-//! `front_end` contains the trait, `client` and `rtrs_core::front_end` its reports, `pools` the
-//! memory of a shard, and `bridge` the code that front ends with NBD share.
+//! `front_end` contains the trait, `client` and `rtrs_core::front_end` its reports, `pools` a
+//! shard's memory, and `bridge` the code shared by NBD front ends.
 
 pub(crate) mod bench;
 mod bridge;
@@ -37,11 +37,11 @@ use rtrs_core::local::PassedSocket;
 use crate::error::Error;
 use crate::plan::{AttachPlan, Front};
 
-/// Acquires the place where the plan's volume is served, and prepares its front ends. Takes the
-/// socket of that place if the service manager passed it.
+/// Acquires the socket, if any, on which the plan's volume is served, and prepares its front ends.
+/// Uses the socket passed by the service manager, if there is one.
 ///
 /// # Errors
-/// Fails if the place is in use, or a file for it cannot be used.
+/// Fails if the socket is in use, or a file for it cannot be used.
 pub(crate) fn prepare(
     plan: &AttachPlan,
     passed: &[PassedSocket],

@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
 use crate::settings::give_socket;
 
-/// Interval between checks whether the connections of TLS clients have ended.
+/// Interval between checks of whether the connections of TLS clients have ended.
 const RECHECK: Duration = Duration::from_millis(10);
 
 /// Listens on a unix socket for the clients of the plan's volume.
@@ -46,7 +46,7 @@ pub(super) fn at_socket(
 /// Listens on a TCP address for the clients of the plan's volume.
 ///
 /// # Errors
-/// Fails if the address is in use, or the files for TLS are unusable.
+/// Fails if the address is in use, or the TLS files are unusable.
 pub(super) fn at_address(
     plan: &AttachPlan,
     address: SocketAddr,
@@ -119,17 +119,17 @@ struct Sockets {
     group: Arc<Group>,
     /// Number of shards that share the clients.
     count: u16,
-    /// Bound socket until the volume is attached; on shard 0.
+    /// Bound socket, until the volume is attached; only on shard 0.
     bound: Option<Bound>,
     bridge: Option<Bridge>,
     listener: Option<Listener>,
-    /// Shard that is given the next client.
+    /// Shard that receives the next client.
     next: u16,
     /// Clients for other shards.
     clients: VecDeque<(CoreIndex, OwnedFd)>,
-    /// Connections of TLS clients; on shard 0.
+    /// Connections of TLS clients; only on shard 0.
     relays: Option<Arc<Relays>>,
-    /// Time of the next check whether those connections have ended, during a stop.
+    /// Time of the next check of whether those connections have ended, during a stop.
     ending: Option<Instant>,
 }
 
@@ -138,7 +138,7 @@ impl Sockets {
         self.relays.as_ref().is_none_or(|relays| relays.count() == 0)
     }
 
-    /// Distributes new clients. Returns whether there was one.
+    /// Distributes new clients. Returns whether there were any.
     fn accept(&mut self, now: Instant) -> bool {
         let (Some(listener), Some(bridge)) = (&mut self.listener, &mut self.bridge) else {
             return false;
@@ -214,7 +214,7 @@ impl FrontEnd for Sockets {
 
     fn is_idle(&self) -> bool {
         let idle = self.bridge.as_ref().is_none_or(|bridge| bridge.connections() == 0);
-        // The relays still send answers of the bridge.
+        // The relays may still be sending the bridge's answers.
         idle && (self.ending.is_none() || self.are_relays_gone())
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each shard has one queue. Its user submits requests through a mailbox, which wakes the shard,
 //! and receives the outcomes through an event queue. The memory of a request is in the user's
-//! regions; a scattered pool presents it to the session as one range. Memory in one piece of a
+//! regions; a scattered pool presents it to the session as one range. Memory that is one piece of a
 //! registered region is used in place.
 
 use std::io;
@@ -26,7 +26,7 @@ use crate::engine::SessionDevice;
 pub(crate) struct QueueLimits {
     /// Maximum number of requests in flight.
     pub(crate) depth: u16,
-    /// Maximum memory of a request, in bytes.
+    /// Maximum memory per request, in bytes.
     pub(crate) io_max: u32,
 }
 
@@ -54,7 +54,7 @@ pub struct Submission {
     pub offset: u64,
     /// Length in bytes; 0 for a flush.
     pub len: u32,
-    /// Memory of a read, a write, or an extent list.
+    /// Memory for a read, a write, or an extent list.
     pub memory: Pieces,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct QueueServer {
 /// Creates a queue.
 ///
 /// # Errors
-/// Returns the system's error if there is no descriptor left.
+/// Returns the system's error if no descriptors are left.
 pub(crate) fn queue(limits: QueueLimits) -> io::Result<(QueueUser, QueueServer)> {
     let (submissions, inbox) = mailbox()?;
     let (sender, outcomes) = event_queue(limits.depth.into())?;
@@ -229,7 +229,7 @@ impl Running {
 
     /// Takes back a buffer whose request has ended.
     fn give(&mut self, buffer: u32) {
-        // The user gets the memory back only if nothing holds it.
+        // The memory returns to the user only if nothing else holds it.
         self.pool.give(buffer);
         let Some(id) = self.lies_in[buffer as usize].take() else { return };
         let known = self.registered.iter_mut().find(|known| known.region.id() == id);
@@ -253,7 +253,7 @@ impl Running {
         Ok(piece)
     }
 
-    /// Reports the outcomes of ended IOs. Returns whether any had ended.
+    /// Reports the outcomes of completed IOs. Returns whether there were any.
     fn reap(&mut self) -> bool {
         let mut any = false;
         while let Some(done) = self.device.reap() {

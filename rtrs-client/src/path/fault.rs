@@ -16,7 +16,7 @@ pub(crate) enum ConnectionFault {
     /// Answer that is too long.
     #[error("answer of {0} bytes")]
     AnswerSize(usize),
-    /// Answer for a permit that the service connection is not using.
+    /// Answer for a permit not in use by the service connection.
     #[error("answer for permit {0} on the service connection")]
     Permit(PermitId),
     /// Message with this name before the connect response.
@@ -43,10 +43,10 @@ pub(crate) enum ConnectionFault {
     /// Logical block size that exceeds the largest request.
     #[error("the server's block size of {block} does not fit its largest request of {largest}")]
     LargeBlocks { block: u32, largest: u32 },
-    /// Device that is too large.
+    /// Device with too many sectors.
     #[error("the server's device has {0} sectors")]
     Sectors(u64),
-    /// Refused fence, with the server's errno.
+    /// Fence refused with the server's errno.
     #[error("the server refused a fence: {}", errno_name(*.0))]
     FenceRefused(u16),
     /// Export name that cannot be sent.
@@ -55,7 +55,7 @@ pub(crate) enum ConnectionFault {
     /// Error of the local transport while reposting a receive.
     #[error("receive not reposted: {0}")]
     Receive(String),
-    /// Error of the local transport.
+    /// Other error of the local transport.
     #[error("{0}")]
     Fabric(String),
 }

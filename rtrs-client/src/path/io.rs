@@ -74,7 +74,7 @@ impl Request {
         bytes[..usr_len].copy_from_slice(&user);
         let answer_len = match self.op {
             IoOp::Read => self.len,
-            // The device examines `len` bytes, and describes them in fewer.
+            // The device examines `len` bytes, and describes them in fewer bytes.
             IoOp::Extents => self.buf.as_ref().map_or(0, |buf| buf.len() as u32),
             _ => 0,
         };
@@ -116,10 +116,10 @@ pub(crate) struct Answer {
     pub(crate) times: Option<ServerTimes>,
 }
 
-/// Size of the memory for the bytes of an answer.
+/// Size of the buffer for an answer.
 pub(crate) const ANSWER_SLOT: usize = TimedRkeyRsp::LEN;
 
-/// Maximum size of the bytes of an answer; where answers carry times, the exact size.
+/// Maximum size of an answer in bytes; if answers carry times, the exact size.
 pub(crate) const fn answer_len(timed: bool) -> usize {
     if timed { TimedRkeyRsp::LEN } else { RkeyRsp::LEN }
 }
@@ -127,7 +127,7 @@ pub(crate) const fn answer_len(timed: bool) -> usize {
 impl Answer {
     /// Decodes an immediate and the bytes that came with it: a key with times if times were
     /// negotiated, otherwise a key or nothing. Returns `None` if it is not an answer: unknown
-    /// immediates are ignored, as kernels do.
+    /// immediates are ignored, as in the kernel.
     ///
     /// # Errors
     /// Returns the server's protocol violation.
@@ -158,8 +158,8 @@ impl Answer {
     }
 }
 
-/// Purpose of a work request. Its ID also contains the slot of the path, so that a completion is
-/// assigned without a search; the queue pair tells the connections of a slot apart.
+/// Purpose of a work request. Its ID also contains the slot of the path, so a completion is matched
+/// to the slot without a search; the queue pair tells the slot's connections apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WrId {
     Receive(u32),

@@ -1,8 +1,8 @@
-//! One shard's connection of a path: its queue pair, receives, windows and chunk keys.
+//! One shard's connection on a path: its queue pair, receives, windows and chunk keys.
 //!
-//! All receives have the same size, 8 bytes, or 16 if answers carry times, because the server's
+//! All receives have the same size, 8 bytes (16 if answers carry times), because the server's
 //! answers (with a fresh key) and bare immediates use the same queue. Every request is one RDMA
-//! write with immediate; payload and header are gathered without a copy.
+//! write with immediate; payload and header are gathered without copying.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use crate::engine::device_table::NO_DEVICE;
 use crate::engine::message::{Connect, Served};
 use crate::engine::session::{Granted, PathShared, PathTarget};
 
-/// Region of IO buffers, as registered for this connection.
+/// Region of IO buffers as registered for this connection.
 #[derive(Debug)]
 struct DataRegion {
     registration: Arc<dyn MemoryRegistration>,
@@ -41,9 +41,9 @@ struct Connection {
     pd: Arc<dyn ProtectionDomain>,
     headers: Arc<dyn MemoryRegistration>,
     receives: Arc<dyn MemoryRegistration>,
-    /// Regions of IO buffers; None where one was detached.
+    /// Regions of IO buffers; None for regions that were detached.
     data: Vec<Option<DataRegion>>,
-    /// Chunk addresses and keys by permit of this shard; empty until the path is up.
+    /// Chunk addresses and keys, indexed by this shard's permits; empty until the path is up.
     chunks: Vec<RemoteMem>,
     /// Data region of each permit's open window.
     open_window: Vec<Option<usize>>,
@@ -51,9 +51,9 @@ struct Connection {
     /// Whether answers carry the server's times.
     timed: bool,
     ending: bool,
-    /// Reason for the end, if this shard ended the connection.
+    /// Reason for ending the connection, if this shard ended it.
     why: Option<CloseReason>,
-    /// Latest receipt that was reported to the path's other shards.
+    /// Time of the latest receipt reported to the path's other shards.
     heard: Instant,
     unsignaled: u32,
     signal_every: u32,
@@ -84,14 +84,14 @@ pub(crate) struct PathShard {
     id: PathId,
     target: PathTarget,
     epoch: u32,
-    /// Device numbers and epochs by device, current or last ones.
+    /// Current or last device number and epoch of each device.
     served: Vec<Option<Served>>,
     /// Devices that the path serves.
     serves: DeviceSet,
     cid: ConnIndex,
     connection: Option<Connection>,
     range: Range<u16>,
-    /// Requests of this shard in flight on this path.
+    /// Number of this shard's requests in flight on this path.
     inflight: u32,
     /// Set once the path takes no new requests and the control shard waits until none is in flight.
     retiring: Retiring,
@@ -136,12 +136,12 @@ impl PathShard {
         self.served(device).map_or(NO_DEVICE, |served| served.device_id)
     }
 
-    /// Requests of this shard in flight on this path.
+    /// Number of this shard's requests in flight on this path.
     pub(crate) fn inflight(&self) -> u32 {
         self.inflight
     }
 
-    /// Counts a request that has ended, or whose connection has.
+    /// Records the end of a request or of its connection.
     pub(crate) fn request_left(&mut self) {
         self.inflight -= 1;
     }
@@ -179,7 +179,7 @@ impl PathShard {
         self.connection.as_ref().is_some_and(|c| !c.chunks.is_empty() && !c.ending)
     }
 
-    /// Whether new requests of a device may be posted.
+    /// Whether new requests for a device may be posted.
     pub(crate) fn takes_io_of(&self, device: DeviceIndex) -> bool {
         self.is_up() && self.retiring == Retiring::No && self.serves.contains(device)
     }
@@ -196,7 +196,7 @@ impl PathShard {
         Some(epoch)
     }
 
-    /// Last heartbeat round trip in nanoseconds, zero while unknown.
+    /// Last heartbeat round trip in nanoseconds; 0 if unknown.
     pub(crate) fn latency_ns(&self) -> u64 {
         self.connection.as_ref().map_or(0, |c| c.shared.latency_ns())
     }
@@ -214,7 +214,7 @@ impl PathShard {
         let permits = usize::from(range.end - range.start);
         let pd = Arc::clone(&start.pd);
         let windows = if self.target.invalidate_reads { permits } else { 0 };
-        // A request is one write; a window takes a bind and a revoke if these are work requests.
+        // A request is one write; each window also needs a bind and a revoke if they are requests.
         let depth = u32::from(range.end - range.start);
         let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
         let headers = region(&mut self.header_region, permits * HEADER_SLOT)?;
@@ -277,8 +277,8 @@ impl PathShard {
         (self.id, self.epoch, self.cid, why)
     }
 
-    /// Completes the handshake with the path's chunks, by permit of the whole session, and the
-    /// devices that it serves.
+    /// Completes the handshake with the path's chunks, indexed by the whole session's permits, and
+    /// the devices that it serves.
     pub(crate) fn up(
         &mut self,
         epoch: u32,
@@ -431,7 +431,7 @@ impl PathShard {
         Ok(())
     }
 
-    /// Time of the last receipt on this shard's connection.
+    /// Time of the last receipt over this shard's connection.
     pub(crate) fn heard(&self) -> Instant {
         self.connection.as_ref().map_or(Instant::ZERO, |c| c.heard)
     }
@@ -476,8 +476,8 @@ impl PathShard {
         }
     }
 
-    /// Revokes the server's key for the permit's read target. Returns true if the key is invalid
-    /// now, false if a [`PathEvent::Revoked`] will follow.
+    /// Revokes the server's key for the permit's read target. Returns true if the key is now
+    /// invalid, false if a [`PathEvent::Revoked`] will follow.
     pub(crate) fn close_window(
         &mut self,
         permit: PermitId,
@@ -498,7 +498,7 @@ impl PathShard {
         }
     }
 
-    /// Handles the successful completion of a work request of this path's queue pair.
+    /// Handles the successful completion of a work request on this path's queue pair.
     pub(crate) fn on_completion(
         &mut self,
         now: Instant,
@@ -509,7 +509,7 @@ impl PathShard {
         let Some(connection) = self.connection.as_mut() else { return Ok(PathEvent::Nothing) };
         match work {
             WrId::Receive(slot) => {
-                // Once per turn: all completions of a turn carry the same time.
+                // Once per turn: all completions in a turn carry the same time.
                 if now > connection.heard {
                     connection.heard = now;
                     connection.shared.received(now);
@@ -547,8 +547,8 @@ impl PathShard {
 }
 
 impl Connection {
-    /// Registers a region of IO buffers with `windows` windows on it. Without windows, the whole
-    /// region is open to the server for the lifetime of the path.
+    /// Registers a region of IO buffers and allocates `windows` windows on it. Without windows, the
+    /// whole region is open to the server for the lifetime of the path.
     fn add_region(&mut self, region: &Arc<Region>, windows: usize) -> Result<(), FabricError> {
         let access = if windows == 0 { Access::REMOTE_WRITE } else { Access::LOCAL };
         let registration = self.pd.register(region, access)?;
@@ -578,7 +578,7 @@ impl Connection {
     }
 }
 
-/// Finds the registered region of a buffer, with its index.
+/// Finds the registered region that contains a buffer, with its index.
 fn find_data<'a>(
     data: &'a [Option<DataRegion>],
     buf: &MemSlice,

@@ -21,19 +21,19 @@ pub(crate) enum PathState {
     /// All connections are up; INFO_REQ is about to be sent or was sent.
     #[serde(rename = "introducing")]
     InfoExchange,
-    /// Both ends authenticate each other, without TLS but with certificates or keys.
+    /// The two ends are authenticating each other without TLS, using certificates or keys.
     Authenticating,
     /// The path's first device is being opened.
     Opening,
     /// The path carries IO.
     Connected,
-    /// In listings only: connected, but serving nothing because another gateway does.
+    /// In listings only: connected, but serving nothing, because another gateway is active.
     Standby,
     /// Connections are being closed.
     Closing,
-    /// Disconnected by hand until a reconnect is requested.
+    /// Disconnected manually, until a reconnect is requested.
     Disconnected,
-    /// Permanently ended: detached, or refused in a way that a retry cannot fix.
+    /// Permanently ended: detached, or refused for a reason that a retry cannot fix.
     Gone,
 }
 
@@ -51,13 +51,13 @@ impl Moves for PathState {
 }
 
 impl PathState {
-    /// Whether the path connects or is connected.
+    /// Whether the path is connecting or connected.
     pub(crate) fn is_up(self) -> bool {
         use PathState::{Authenticating, Connected, Connecting, InfoExchange, Opening};
         matches!(self, Connecting | InfoExchange | Authenticating | Opening | Connected)
     }
 
-    /// Whether connection 0 takes requests.
+    /// Whether connection 0 accepts requests.
     pub(crate) fn has_service(self) -> bool {
         matches!(self, Self::Authenticating | Self::Opening | Self::Connected)
     }

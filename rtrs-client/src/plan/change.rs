@@ -1,4 +1,4 @@
-//! Settings of an attached session that `set` changes.
+//! Changes by `set` to the settings of an attached session.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::session::SessionPlan;
 use crate::error::{Error, usage};
 use crate::settings::SlowIo;
 
-/// Settings that may change while a session is attached.
+/// Settings that may be changed while a session is attached.
 const CHANGEABLE: [&str; 10] = [
     "connect-timeout",
     "heartbeat",
@@ -29,7 +29,7 @@ const CHANGEABLE: [&str; 10] = [
 pub(super) struct Assign<'a> {
     pub(super) name: &'a str,
     pub(super) text: &'a str,
-    /// Result of the assignment; None until the setting was found.
+    /// Result of the assignment; None until the setting is found.
     pub(super) outcome: Option<Result<(), String>>,
 }
 
@@ -45,7 +45,7 @@ impl Visitor for Assign<'_> {
 }
 
 impl AttachPlan {
-    /// Returns every setting with its value and whether it may change.
+    /// Returns every setting with its value and whether it may be changed.
     pub(crate) fn values(&self) -> Vec<SettingValue> {
         let all = print(&self.session.settings).into_iter().chain(print(&self.settings));
         let mut values: Vec<SettingValue> = all
@@ -63,8 +63,8 @@ impl AttachPlan {
     /// Returns the plan with some settings changed.
     ///
     /// # Errors
-    /// Fails on a setting that does not exist or cannot change now, and on a value that is invalid
-    /// or conflicts with another setting.
+    /// Fails if a setting does not exist or cannot be changed now, or if a value is invalid or
+    /// conflicts with another setting.
     pub(crate) fn changed(&self, changes: &BTreeMap<String, String>) -> Result<Self, Error> {
         let SessionPlan { name, export_name, shards, access, mut settings, .. } =
             self.session.clone();
@@ -140,7 +140,7 @@ mod tests {
             };
             assert_eq!(change(&plan, &[(name, &text)]).as_ref(), Ok(&plan), "{name}");
         }
-        // Each change alone would contradict the other setting.
+        // Each change on its own would conflict with the other setting.
         let waits = [("reconnect-max", "20ms"), ("reconnect-min", "10ms")];
         let settings = change(&plan, &waits).unwrap().session.settings;
         assert_eq!(settings.reconnect_max.get(), Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! Plan for a volume that a program uses within its own process.
+//! Plan for a volume that a program uses in its own process.
 //!
 //! This module owns [`EmbedPlan`].
 
@@ -16,9 +16,9 @@ use crate::settings::{Access, SessionSettings};
 
 /// Maximum number of requests in flight on a queue: as many as a shard takes.
 pub const EMBED_DEPTH_MAX: u16 = 1024;
-/// Minimum and maximum size of a request's memory.
+/// Minimum and maximum memory size of a request.
 const IO_MAX: std::ops::RangeInclusive<u32> = 4096..=32 << 20;
-/// Settings of a session that concern its process.
+/// Session settings that concern its process.
 const OF_PROCESS: [&str; 2] = ["log", "log-format"];
 
 /// Settings of an embedded volume that `attach` does not have.
@@ -39,7 +39,7 @@ pub struct EmbedOptions {
     pub queue_depth: u16,
     /// Maximum size of the memory of a request, 4 KiB to 32 MiB.
     pub io_max: u32,
-    /// Time for which to retry opening a volume that the server does not let this session open yet.
+    /// Time to keep trying to open a volume that the server does not yet let this session open.
     pub retry_for: Duration,
 }
 
@@ -94,7 +94,7 @@ impl Visitor for Given<'_> {
     fn section<S: rtrs_core::settings::Settings>(&mut self, _: &'static str, _: &mut S) {}
 }
 
-/// Returns session settings with these values. A repeated list collects its values; for other
+/// Returns session settings with these values. Repeated values of a list are combined; for other
 /// settings, the last value counts.
 fn settings_of(given: &[(String, String)]) -> Result<SessionSettings, Error> {
     let mut settings = SessionSettings::default();

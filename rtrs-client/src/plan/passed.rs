@@ -1,4 +1,4 @@
-//! Listening sockets that the service manager passed (socket activation), matched to volumes.
+//! Listening sockets passed by the service manager (socket activation), matched to volumes.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, NbdAddress};
 
 impl Front {
-    /// Returns the socket that the service manager passed for this place.
+    /// Returns the socket that the service manager passed for this front end.
     pub(crate) fn passed<'a>(&self, passed: &'a [PassedSocket]) -> Option<&'a PassedSocket> {
         passed.iter().find(|socket| match self {
             Self::Socket(path) => socket.path().is_some_and(|other| is_same(path, &other)),
@@ -19,17 +19,17 @@ impl Front {
     }
 }
 
-/// Whether two paths lead to the same file; systemd resolves links.
+/// Whether two paths lead to the same file; systemd resolves symlinks.
 fn is_same(path: &Path, other: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().ok();
     path == other || (real(path).is_some() && real(path) == real(other))
 }
 
 impl AttachSettings {
-    /// Sets the place of a volume without one to the only socket that the service manager passed.
+    /// Serves a volume without a socket or device on the only socket passed by the service manager.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) for a socket without a name.
+    /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) for a socket with no path or address.
     pub(crate) fn activate(&mut self, passed: &[PassedSocket]) -> Result<(), Error> {
         let [only] = passed else { return Ok(()) };
         if !self.is_nowhere() {
@@ -45,11 +45,11 @@ impl AttachSettings {
 }
 
 impl AttachPlan {
-    /// Notes which volumes are served on sockets that the service manager passed.
+    /// Notes which volumes are served on sockets passed by the service manager.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) if such a volume sets the mode or the
-    /// owner of its socket, and for a background session, which receives no sockets.
+    /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) if such a volume sets its socket's mode
+    /// or owner, or for a background session, which receives no sockets.
     pub(crate) fn activate(&mut self, passed: &[PassedSocket]) -> Result<(), Error> {
         if !passed.is_empty() && !self.settings.foreground {
             return Err(usage(
@@ -73,7 +73,7 @@ impl AttachPlan {
         Ok(())
     }
 
-    /// Returns the sockets on which no volume is served.
+    /// Returns the sockets that serve no volume.
     pub(crate) fn unused<'a>(
         &self,
         passed: &'a [PassedSocket],

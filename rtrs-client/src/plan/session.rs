@@ -1,4 +1,4 @@
-//! Part of a plan that `attach` and `bench` share: the session.
+//! The part of a plan that `attach` and `bench` share: the session.
 //!
 //! This module owns [`SessionPlan`], its validation, and its checks of the system (host names,
 //! RDMA).
@@ -20,7 +20,7 @@ use crate::tls::TlsSources;
 /// Maximum length of a name on the wire: 255 bytes including the NUL (kernel rtrs-pri.h,
 /// `NAME_MAX`).
 pub(super) const NAME_BYTES_MAX: usize = 254;
-/// Maximum number of shards of a path: its connections, not counting the service connection.
+/// Maximum number of shards per path: its connections, not counting the service connection.
 const fn shards_max(scheme: Scheme) -> u16 {
     match scheme {
         Scheme::Tcp => TCP_CONNS_PER_PATH_MAX - 1,
@@ -38,18 +38,18 @@ pub struct SessionPlan {
     pub export_name: String,
     /// Session name on the server: 1 to 254 bytes, without slash, dot or NUL.
     pub session_name: String,
-    /// Access mode of the open.
+    /// Access mode in which to open the export.
     pub access: Access,
     /// Threads that carry IO, and connections on each path besides the service connection.
     pub shards: Shards,
-    /// Settings, including the name and access above. No path appears twice; the check before a
-    /// start rejects an empty list.
+    /// Settings, including the name and access above. No path appears twice; the check made before
+    /// starting rejects an empty list.
     pub settings: SessionSettings,
 }
 
 impl SessionPlan {
     /// Validates the session's settings. The export has the volume's name; see
-    /// [`with_export`](Self::with_export). `access_default` applies when no access was set.
+    /// [`with_export`](Self::with_export). `access_default` applies if no access was set.
     pub(super) fn new(
         name: &str,
         mut settings: SessionSettings,
@@ -112,9 +112,9 @@ impl SessionPlan {
     }
 
     /// Heartbeats for `rtrs-server`: over TCP a silent path is noticed within 400 ms. An RDMA
-    /// device may take half a second to repeat a lost packet, and the timeout must cover that: 700
-    /// ms if the server answers on a different path, otherwise 900 ms. In the lab, 600 ms were too
-    /// short: a starved server was mistaken for a dead path.
+    /// device may take half a second to retransmit a lost packet, and the timeout must cover that:
+    /// 700 ms if the server answers on a different path, otherwise 900 ms. In the lab, 600 ms was
+    /// too short: a starved server was mistaken for a dead path.
     pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> HeartbeatSettings {
         if self.settings.heartbeat != Auto::Auto {
             return self.heartbeat();
@@ -163,12 +163,12 @@ impl SessionPlan {
         schemes.map(shards_max).min().unwrap_or(u16::MAX)
     }
 
-    /// Number of shards to run: at least one, and no more than every path can carry.
+    /// Number of shards to run: at least one, and no more than any of the paths can carry.
     pub(crate) fn shards(&self) -> u16 {
         self.shards.count().min(self.shards_max())
     }
 
-    /// Runs [`check_local`](Self::check_local), and checks that the host of a path has an address.
+    /// Runs [`check_local`](Self::check_local), and checks that some path's host has an address.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.check_local()?;
         let unresolved = self.unresolved();
@@ -192,7 +192,7 @@ impl SessionPlan {
                 "no path to the server; use --path tcp://HOST, or path: in the file",
             ));
         }
-        // The settings that tls:// needs were checked before.
+        // The settings that tls:// needs have already been checked.
         self.tls_sources().check_now()?;
         self.open_rdma().map(drop)
     }
@@ -256,7 +256,7 @@ pub(crate) fn default_session_name(name: &str) -> String {
     name
 }
 
-/// Rejects a path that this build, or any build, cannot connect.
+/// Rejects a path that cannot be connected by this build, or by any build.
 pub(crate) fn check_path(path: &Portal) -> Result<(), Error> {
     if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
         return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));
@@ -278,7 +278,7 @@ fn check_paths(paths: &[Portal]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the listed form of a typed path name, if it is a portal.
+/// Converts a path name from the user to the form shown in lists, if it is a portal.
 pub(crate) fn path_name(text: &str) -> String {
     text.parse().map_or_else(|_| text.to_owned(), |portal: Portal| portal.to_string())
 }

@@ -1,4 +1,4 @@
-//! Several volumes of one session: `attach` with more than one name, and added volumes.
+//! Several volumes in one session: `attach` with more than one name, and added volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -43,8 +43,8 @@ pub(crate) struct VolumeName {
 }
 
 impl VolumeName {
-    /// Names the volumes of these exports, in order: as in `locals`, or like the exports if
-    /// `locals` is empty.
+    /// Names the volumes of these exports, in order: after `locals` or, if that is empty, after the
+    /// exports.
     ///
     /// # Errors
     /// Fails if the number of names differs, or a name is invalid.
@@ -75,11 +75,11 @@ impl VolumeName {
     }
 }
 
-/// Second or later volume of a session being started, as the command passes it to the process.
+/// An additional volume of a session being started, as the command passes it to the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaterVolume {
     pub(crate) name: String,
-    /// The volume's own settings, as [`AttachPlan::own`] returns them.
+    /// The volume's own settings, as returned by [`AttachPlan::own`].
     pub(crate) settings: BTreeMap<String, String>,
 }
 
@@ -134,10 +134,10 @@ impl AttachPlan {
         std::iter::once(self).chain(&self.more)
     }
 
-    /// Returns the plan of a volume that is added to this session, with its own settings.
+    /// Returns the plan for a volume that is added to this session, with its own settings.
     ///
     /// # Errors
-    /// Fails on a setting that belongs to the session, does not exist or is invalid.
+    /// Fails if a setting belongs to the session, does not exist or is invalid.
     pub(crate) fn adding(&self, name: &str, own: &BTreeMap<String, String>) -> Result<Self, Error> {
         let (mut session, mut attach) = (self.session.settings.clone(), self.settings.clone());
         (session.access, session.read_only, session.identity) = (None, false, None);
@@ -188,7 +188,7 @@ pub(crate) fn non_default(
     let text = |value| match value {
         Value::String(text) => text,
         Value::Bool(is_on) => if is_on { "on" } else { "off" }.to_owned(),
-        // Numbers, which can always be written.
+        // Numbers can always be serialized.
         other => serde_yaml::to_string(&other).unwrap_or_default().trim().to_owned(),
     };
     let non_default = all(session, attach).into_iter().filter(|(name, value)| {
@@ -394,7 +394,7 @@ mod tests {
         let socket = add(&first, &[("socket", "/t")]).unwrap();
         assert!(!socket.takes_over());
         assert_eq!(socket.settings.device_timeout, None);
-        // Added to a session without devices, the next volume does not take over.
+        // A volume added to a session without devices does not take over.
         let plain = plan(&["a"], "socket: /s\n").unwrap();
         assert!(!add(&plain, &[("device", "auto")]).unwrap().takes_over());
     }

@@ -1,4 +1,4 @@
-//! Access to the unix socket of NBD: its mode and its owner.
+//! Access to the NBD unix socket: its mode and its owner.
 //!
 //! Defines [`SocketOwner`], and looks up its names in /etc/passwd and /etc/group.
 
@@ -61,7 +61,7 @@ impl SocketOwner {
     }
 }
 
-/// Returns the ID of a name in a file of lines `NAME:x:NUMBER:...`.
+/// Returns the ID of a name in a file with lines `NAME:x:NUMBER:...`.
 fn number_of(name: &str, file: &str) -> io::Result<u32> {
     if let Ok(number) = name.parse() {
         return Ok(number);
@@ -75,7 +75,7 @@ fn number_of(name: &str, file: &str) -> io::Result<u32> {
     found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))
 }
 
-/// Sets owner and mode of a socket.
+/// Sets the owner and mode of a socket.
 ///
 /// # Errors
 /// The system's error; `NotFound` for an unknown name.

@@ -1,7 +1,7 @@
-//! The client's own value types: access, policy, failover, treatment of IO without a path, bench
+//! The client's own value types: access, policy, failover, handling of IO without a path, bench
 //! mode, NBD address and device.
 //!
-//! Each parses from text, prints a text that parses back, and reads the same from a file.
+//! Each parses from text, prints as text that parses back to it, and reads the same from a file.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -375,7 +375,7 @@ mod tests {
     proptest! {
         #[test]
         fn values_print_as_they_are_read(address in any::<SocketAddr>()) {
-            // The library's text form of an address cannot express flow and scope.
+            // The text form of an address has no flow label and no scope.
             let address = NbdAddress(SocketAddr::new(address.ip(), address.port()));
             prop_assert_eq!(address.to_string().parse(), Ok(address));
         }

@@ -1,5 +1,4 @@
-//! Comparison of a running session with the file: a pure function that returns the necessary
-//! changes.
+//! Compares a running session with the file, in a pure function that returns the necessary changes.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +67,7 @@ pub(crate) struct Running {
     pub(crate) identity: Option<Identity>,
     /// Reason why only a new session can serve IO.
     pub(crate) ended: Option<&'static str>,
-    /// State in which this session serves no IO for now, and its remedy.
+    /// Reason why this session currently serves no IO, and the remedy.
     pub(crate) no_service: Option<String>,
 }
 
@@ -99,7 +98,7 @@ impl Task {
         Self { action, differences: Vec::new(), reason: reason.map(str::to_owned) }
     }
 
-    /// Settings to change while the session runs, by name.
+    /// Settings to change while the session is running, by name.
     pub(crate) fn to_set(&self) -> BTreeMap<String, String> {
         let online = self.differences.iter().filter(|one| one.online && one.setting != PATH);
         online.map(|one| (one.setting.clone(), text(&one.wanted))).collect()
@@ -122,7 +121,7 @@ impl Task {
 
 const PATH: &str = "path";
 
-/// Text of a value in the form that `set` takes.
+/// Returns a value's text in the form that `set` accepts.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -165,7 +164,7 @@ fn change(wanted: &Wanted, running: &Running) -> Task {
     task
 }
 
-/// Settings that differ, except for the paths.
+/// Returns the settings that differ, except for the paths.
 fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
     let mut left: BTreeMap<String, Value> =
         running.plan.values().into_iter().map(|one| (one.name, one.value)).collect();
@@ -203,7 +202,7 @@ fn is_met(wanted: Identity, bound: Identity) -> bool {
         && !wanted.contradicts(&bound)
 }
 
-/// Whether the device satisfies the file: `auto` accepts any device, and `auto` may have chosen it.
+/// Whether the device satisfies the file: `auto` accepts any device, and may have chosen this one.
 fn is_same_device(wanted: &Value, is: &Value, device: Option<&str>) -> bool {
     let auto = |value: &Value| value.as_str() == Some("auto");
     match (wanted.as_str(), is.as_str()) {

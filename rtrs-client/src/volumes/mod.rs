@@ -1,4 +1,4 @@
-//! File of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
+//! The file of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
 //!
 //! The keys are those of the configuration file (`settings.rs`); this module knows only where
 //! they may appear. Keys of a volume are below `volumes`, because a session may have several
@@ -32,9 +32,9 @@ const SESSIONS: &str = "sessions";
 const VOLUMES: &str = "volumes";
 /// Settings of `attach` that all volumes of a session share.
 const SHARED: [&str; 2] = ["shards", "metrics"];
-/// Session settings that each volume has.
+/// Session settings that each volume has for itself.
 const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
-/// Setting that `apply` itself decides.
+/// Setting that `apply` decides itself.
 const FOREGROUND: &str = "foreground";
 /// Error for a volume that is not a map.
 const NO_MAP: &str =
@@ -89,7 +89,7 @@ fn is_of_volume(key: &str) -> bool {
     OF_VOLUME.contains(&key) || of_attach && !SHARED.contains(&key)
 }
 
-/// Returns the keys of the file for the documentation, grouped by place.
+/// Returns the keys of the file for the documentation, grouped by where they may appear.
 pub(crate) fn key_groups() -> Vec<KeyGroup> {
     let mut keys = describe::<Entry>();
     keys.retain(|one| ![FOREGROUND, EXPORT].contains(&&*one.setting.name));
@@ -106,7 +106,7 @@ pub(crate) fn key_groups() -> Vec<KeyGroup> {
     ]
 }
 
-/// Reads the text of a file, which errors refer to as `file`. Empty text has no sessions.
+/// Reads the text of a file, which errors refer to as `file`. Empty text contains no sessions.
 ///
 /// # Errors
 /// Returns [`ErrorKind::Config`], with the location and a remedy.
@@ -128,7 +128,7 @@ pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
     Ok(volumes)
 }
 
-/// Line of a session in a file's text.
+/// Line number of a session in a file's text.
 pub(crate) fn line_of_session(text: &str, at: usize) -> usize {
     line_of(text, &[Step::Key(SESSIONS.to_owned()), Step::Item(at)])
 }
@@ -180,7 +180,7 @@ fn sessions(document: Value) -> Result<Vec<Value>, Wrong> {
     }
 }
 
-/// Name of a session in errors.
+/// Name by which errors refer to a session.
 fn place_of(at: usize, session: &Value) -> String {
     let volume = |key: &'static str| session.get(VOLUMES)?.get(0)?.get(key);
     match session
@@ -308,7 +308,7 @@ fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), Wrong> {
     Ok((name, non_default(&session, &attach)))
 }
 
-/// Rejects a setting that `apply` itself decides.
+/// Rejects a setting that `apply` decides itself.
 fn check_foreground(map: &Mapping) -> Result<(), Wrong> {
     if !map.contains_key(FOREGROUND) {
         return Ok(());

@@ -1,21 +1,21 @@
-//! Locations of errors in a file: the steps to the wrong entry, and its line in the text.
+//! Locations of errors in a file: the steps to the invalid entry, and its line in the text.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Step from an entry in the file to one inside it.
+/// Step from an entry in the file to one within it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Key(String),
     Item(usize),
 }
 
-/// Error in the contents of a file.
+/// An error in the contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) what: String,
-    /// Steps to the entry that is wrong.
+    /// Steps to the invalid entry.
     at: Vec<Step>,
 }
 
@@ -56,7 +56,7 @@ impl Wrong {
     }
 }
 
-/// Line of an entry, or of the nearest non-empty entry around it.
+/// Line of an entry, or of the nearest non-empty entry that contains it.
 pub(super) fn line_of(text: &str, steps: &[Step]) -> usize {
     let line = |count: usize| {
         let found = Locate(&steps[..count]).deserialize(serde_yaml::Deserializer::from_str(text));
@@ -65,7 +65,7 @@ pub(super) fn line_of(text: &str, steps: &[Step]) -> usize {
     (0..=steps.len()).rev().find_map(line).unwrap_or(1)
 }
 
-/// Deserializes up to an entry and fails there, because only errors have a line.
+/// Deserializes up to an entry and fails there, because only errors report a line.
 struct Locate<'a>(&'a [Step]);
 
 impl<'de> DeserializeSeed<'de> for Locate<'_> {
@@ -111,7 +111,7 @@ impl<'de> Visitor<'de> for Locate<'_> {
 }
 
 /// Fails at a key that is the last step, or at any key if no steps are left. Otherwise returns
-/// whether the key is the wanted one.
+/// whether this is the wanted key.
 struct LocateKey<'a> {
     wanted: Option<&'a Step>,
     is_last: bool,

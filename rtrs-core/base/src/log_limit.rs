@@ -1,15 +1,15 @@
-//! Rate limits for repeated log lines: a failure may occur ten thousand times a second.
+//! Rate limits for repeated log lines: a failure may recur ten thousand times a second.
 
 use crate::time::{Duration, Instant};
 
-/// Minimum time between two lines.
+/// Minimum time between lines.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum interval for a kind of line that keeps repeating.
+/// Maximum interval for a kind of line that keeps recurring.
 const INTERVAL_MAX: Duration = Duration::from_secs(600);
-/// Quiet time after which a kind of line starts over with the short interval.
+/// Quiet period after which a kind of line starts over with the short interval.
 const PAUSE: Duration = Duration::from_secs(1200);
-/// Maximum number of kinds. Beyond it, the kind that has been quiet longest is forgotten: among
-/// those without suppressed lines, if there are any, otherwise among all.
+/// Maximum number of kinds. Beyond it, the kind that has been quiet the longest is forgotten,
+/// preferably one without suppressed lines.
 const KINDS_MAX: usize = 64;
 
 /// Lets one line pass per interval and counts the suppressed ones.
@@ -56,7 +56,7 @@ impl<K> Default for LogLimits<K> {
 
 impl<K: Clone + PartialEq> LogLimits<K> {
     /// Returns a kind whose interval has ended, with the number of its suppressed lines. The caller
-    /// logs a line for them, since no further line of that kind may come.
+    /// logs a line for them, since there may be no further line of that kind.
     pub fn overdue(&mut self, now: Instant) -> Option<(K, u64)> {
         let is_over = |kind: &&mut Kind<K>| kind.closes().is_some_and(|at| at <= now);
         let kind = self.kinds.iter_mut().find(is_over)?;

@@ -1,10 +1,10 @@
 //! Safety rules that a test can disable in the real code, one at a time.
 //!
 //! A checker that has never seen a rule broken proves little. So each rule that prevents data loss
-//! has a *mutant*: a condition `rtrs_base::mutated!(Name)` in the line that enforces the rule. The
+//! has a *mutant*: a condition `rtrs_base::mutated!(Name)` on the line that enforces the rule. The
 //! condition is always false and costs nothing unless the feature `mutants` and debug assertions
 //! are enabled. `rtrs-sim --mutants` enables the mutants one after another and shows that the
-//! simulator detects each one (docs/explanation/simulator.md). The choice is per thread, so
+//! simulator detects each one (docs/explanation/simulator.md). Mutants are chosen per thread, so
 //! that concurrent tests do not affect each other. Builds with the `release` profile have no
 //! mutants, whatever their features.
 
@@ -285,7 +285,7 @@ mutants! {
     }
 }
 
-/// Evaluates to true while this rule is disabled. Write `rtrs_base::mutated!(Variant)` in the line
+/// Evaluates to true while this rule is disabled. Write `rtrs_base::mutated!(Variant)` on the line
 /// that enforces the rule.
 #[macro_export]
 macro_rules! mutated {
@@ -299,7 +299,7 @@ thread_local! {
     static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
 }
 
-/// Returns true if this thread runs with that mutant.
+/// Returns true if this thread runs with this mutant.
 #[cfg(all(feature = "mutants", debug_assertions))]
 pub fn is_chosen(mutant: Mutant) -> bool {
     CHOSEN.get() == Some(mutant)

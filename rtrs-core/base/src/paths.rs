@@ -1,14 +1,14 @@
-//! Absolute paths of files that the user names.
+//! Absolute paths for files named by the user.
 
 use std::env;
 use std::io;
 use std::path::{self, Path, PathBuf};
 
-/// Makes a path absolute, so that it remains valid when the process changes its directory.
+/// Makes a path absolute, so that it remains valid if the process changes its directory.
 ///
 /// # Errors
 /// `InvalidInput` for an empty path. For a relative one, the system's error if the current
-/// directory has been removed or cannot be determined, with the path and the remedy.
+/// directory has been removed or cannot be determined, with the path and a remedy.
 pub fn absolute(path: &Path) -> io::Result<PathBuf> {
     path::absolute(path).map_err(|error| {
         if path.as_os_str().is_empty() {

@@ -1,7 +1,7 @@
 //! Seeded random number generator for the simulator and for tests: the same seed gives the same
 //! numbers on every machine, and there is no global state.
 //!
-//! xoshiro256** (Blackman and Vigna, public domain), its state filled by splitmix64. Not for
+//! xoshiro256** (Blackman and Vigna, public domain), with its state filled by splitmix64. Not for
 //! secrets.
 
 use std::ops::RangeInclusive;
@@ -69,13 +69,13 @@ impl Prng {
         (self.next_u64() >> 32) as u32
     }
 
-    /// Returns a number below `bound`; 0 if `bound` is 0.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     #[allow(clippy::cast_possible_truncation, reason = "the upper half of the product is wanted")]
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Returns a number in the range, including both ends; its start if the range is empty.
+    /// Returns a number in the range, including both ends, or its start if the range is empty.
     pub fn range(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (start, end) = range.into_inner();
         match end.saturating_sub(start).checked_add(1) {
@@ -84,7 +84,7 @@ impl Prng {
         }
     }
 
-    /// Returns an index into a collection of `len` entries; 0 if there are none.
+    /// Returns an index into a collection of `len` entries, or 0 if there are none.
     #[allow(clippy::cast_possible_truncation, reason = "below a usize")]
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize

@@ -1,18 +1,18 @@
 //! Settings: how they are declared, read and printed.
 //!
-//! A daemon declares each setting once, in a struct of [`settings!`](crate::settings!): name, type
+//! A daemon declares each setting once, in a [`settings!`](crate::settings!) struct: name, type
 //! with its range, default and help. The flag ([`Flags`]), the key of the configuration file
-//! ([`Keys`]), `--print-config` ([`print()`]) and the tables of the documents ([`describe`]) are
-//! derived from that.
+//! ([`Keys`]), `--print-config` ([`print()`]) and the tables in the documentation ([`describe`])
+//! are derived from that.
 //!
 //! The value types are [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
 //! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints text
-//! that parses back to the same value, and reads the same from a flag and from a file. The rest is
-//! common to both daemons: validating the words of a log filter, the output of a command
-//! ([`Output`]), and the error that ends it.
+//! that parses back to the same value, and is read alike from flags and files. The rest is common
+//! to both daemons: validating the words of a log filter, the output of a command ([`Output`]), and
+//! the error that ends it.
 //!
-//! No parser panics or allocates without bound, and every error says what was read, which value was
-//! refused, and what is accepted ([`ValueError`]). Nothing here touches the system except
+//! No parser panics or allocates unbounded memory, and every error says what was read, which value
+//! was refused, and what is accepted ([`ValueError`]). Nothing here touches the system except
 //! [`Portal::resolve`] and [`settings_from_file`].
 
 mod address;

@@ -1,8 +1,8 @@
-//! Errors of fabric calls, and reasons why connections end.
+//! Errors from fabric calls, and reasons why connections end.
 
 use std::io;
 
-/// Error of a fabric call.
+/// Error from a fabric call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {

@@ -1,18 +1,18 @@
 //! Provider traits and their contract.
 //!
 //! The fabric is modeled on verbs. A [`Fabric`] is one shard's view of a provider, with its queue
-//! pairs, completions and connection events; it is used only from that shard's thread. It is a
-//! [`Listener`] too, with the addresses it listens on and the requests that arrive there, and its
+//! pairs, completions and connection events; it is used only from that shard's thread. It is also a
+//! [`Listener`], with the addresses it listens on and the requests that arrive there, and its
 //! [`Capabilities`] say what differs between providers. A [`ProtectionDomain`] is shared between
 //! shards: memory registered in it is reachable through every queue pair created in it, on any
 //! shard.
 //!
 //! Contract, the same for every provider and checked by `conformance/`:
-//! - **Order.** Work requests of one queue pair take effect at the peer in posting order. When a
-//!   receive completes at the peer, all bytes of earlier writes of that queue pair are in place.
-//! - **Completions.** A signaled request, every failed one and every posted receive completes
-//!   exactly once. A successful write or send completion means that the local buffer is free; it
-//!   does not prove arrival (on iwarp it means "handed to TCP").
+//! - **Order.** Work requests on one queue pair take effect at the peer in posting order. When a
+//!   receive completes at the peer, all bytes of earlier writes on that queue pair are in place.
+//! - **Completions.** Every signaled request, failed request and posted receive completes exactly
+//!   once. A successful write or send completion means that the local buffer is free; it does not
+//!   prove arrival (on iwarp it means "handed to TCP").
 //! - **Flush on error.** When a queue pair enters the error state, all posted work completes as
 //!   `Flushed`, followed by one [`FabricEvent::Closed`]. After `Closed` nothing more is reported
 //!   for the queue pair, and local memory is neither read nor written on its behalf.
@@ -22,8 +22,8 @@
 //!   after `Established`.
 //! - **Nothing blocks.** `poll` makes progress; `flush` hands posted work to the transport in one
 //!   batch per queue pair.
-//! - **No unlimited waits.** Connecting ends within [`ConnectParams::timeout`], an accepted
-//!   connection's start-up and a graceful disconnect within the provider's own timeouts.
+//! - **No unlimited waits.** Connection attempts end within [`ConnectParams::timeout`], start-ups
+//!   of accepted connections and graceful disconnects within the provider's own timeouts.
 
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
@@ -65,8 +65,8 @@ pub fn with_scope(local: IpAddr, peer: SocketAddr) -> SocketAddr {
 /// connect request.
 pub const PRIVATE_DATA_MAX: usize = 56;
 
-/// Private data of connect, accept and reject. Received data may be longer than the sent data (RDMA
-/// CM pads with zeroes).
+/// Private data of a connect, accept or reject. Received data may be longer than what was sent
+/// (RDMA CM pads with zeroes).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     bytes: [u8; Self::CAPACITY],
@@ -133,7 +133,7 @@ impl Access {
 }
 
 /// Memory registration. Dropping the value deregisters the memory: later accesses by peers are
-/// refused. Windows hold the `Arc` of their registration for as long as they exist.
+/// refused. A window holds its registration's `Arc` for as long as it exists.
 pub trait MemoryRegistration: Send + Sync + fmt::Debug {
     /// Returns the key for local use in [`Sge::lkey`].
     fn lkey(&self) -> u32;
@@ -163,7 +163,8 @@ pub trait Window: Send + Sync + fmt::Debug {
 /// Result of a bind or revoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindResult {
-    /// Takes effect now; no completion follows. The key is the new (bind) or the dead one (revoke).
+    /// Takes effect now; no completion follows. The key is the new one (bind) or the dead one
+    /// (revoke).
     Done(Rkey),
     /// Takes effect when the `Bind` completion with the given `wr_id` arrives, and before any later
     /// work request on the same queue pair begins, because work requests of a queue pair take
@@ -172,7 +173,7 @@ pub enum BindResult {
 }
 
 /// Purpose of a new protection domain. With verbs, memory and queue pairs belong to one device,
-/// which follows from the addresses. Providers without devices ignore it.
+/// which the addresses determine. Providers without devices ignore it.
 #[derive(Clone, Copy, Debug)]
 pub enum PdUse<'a> {
     /// For connecting, with the addresses later given to [`Fabric::connect`].
@@ -189,12 +190,12 @@ pub enum PdUse<'a> {
 /// Set of memory and queue pairs that may be used together; one per path.
 pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     /// Registers a whole region. In a scattered region ([`Region::is_scattered`]), RDMA reads and
-    /// writes access the pieces that its owner has assigned at that time; sends take only memory in
-    /// one piece.
+    /// writes access the pieces that its owner has assigned at that time; sends take only
+    /// contiguous memory.
     ///
     /// # Errors
-    /// `System` if the device or its limits refuse (names RLIMIT_MEMLOCK if that is the cause),
-    /// `NoKey` if all keys are in use.
+    /// `System` if the device refuses or a limit is exceeded (naming RLIMIT_MEMLOCK if it is that
+    /// one), `NoKey` if all keys are in use.
     fn register(
         &self,
         region: &Arc<Region>,
@@ -217,8 +218,8 @@ pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     /// broken and this returns false.
     fn is_idle(&self) -> bool;
 
-    /// Returns false if the domain's device was removed. Memory registered in the domain delays the
-    /// removal.
+    /// Returns false if the domain's device has been removed. Memory registered in the domain
+    /// delays the removal.
     fn is_present(&self) -> bool {
         true
     }
@@ -332,7 +333,7 @@ pub struct ConnectParams {
     pub limits: QpLimits,
     /// Maximum time until `Established`; after that, `ConnectFailed(TimedOut)`.
     pub timeout: Duration,
-    /// Name that the peer's certificate must have; None for its address.
+    /// Name that the peer's certificate must contain; None for the peer's address.
     pub peer_name: Option<Arc<str>>,
 }
 
@@ -347,7 +348,7 @@ pub struct ConnRequest {
     pub local: SocketAddr,
     /// Identity that the peer has proved.
     pub identity: PeerIdentity,
-    /// State of the provider.
+    /// Provider-specific state.
     pub inner: Box<dyn Any + Send>,
 }
 
@@ -371,8 +372,8 @@ pub enum ConnectFailure {
     Failed(CloseReason),
 }
 
-/// Event of a shard's provider. Most events are completions, which are moved several times, so the
-/// large parts of other events are boxed.
+/// Event from a shard's provider. Most events are completions, which are moved several times, so
+/// the large parts of other events are boxed.
 #[derive(Debug)]
 pub enum FabricEvent {
     /// An outgoing connection was established (with the peer's private data), or an accepted
@@ -408,7 +409,7 @@ pub enum FabricEvent {
 const _: () = assert!(size_of::<FabricEvent>() <= 48, "as small as a completion");
 
 impl FabricEvent {
-    /// Returns the last event of a queue pair: `Closed` if it was established before, otherwise
+    /// Returns the last event of a queue pair: `Closed` if it had been established, otherwise
     /// `ConnectFailed`.
     pub(crate) fn ended(qp: QpNum, established: bool, failure: ConnectFailure) -> Self {
         match failure {
@@ -445,7 +446,7 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Returns the properties of a provider whose memory costs nothing and whose binds take effect
-    /// immediately, with proofs and remote invalidation.
+    /// immediately, and which supports proofs and remote invalidation.
     pub const fn of(scheme: &'static str) -> Self {
         Self {
             scheme,
@@ -473,8 +474,8 @@ pub trait Listener: fmt::Debug {
     }
 
     /// Records that a session has gained (`known`) or lost a path from this address. When too many
-    /// connections wait for their requests, those from known addresses are closed last. Calls with
-    /// true and false must be balanced.
+    /// connections are waiting for their requests, those from known addresses are closed last.
+    /// Calls with true and false must be balanced.
     fn know_peer(&mut self, _peer: IpAddr, _known: bool) {}
 
     /// Returns the number of connections closed before their requests arrived because there were
@@ -483,18 +484,17 @@ pub trait Listener: fmt::Debug {
         0
     }
 
-    /// Returns the next peer that failed to prove its identity in the handshake of its connection,
-    /// and why. Some are omitted if there are many at once. `poll` returns true when there may be
-    /// one.
+    /// Returns the next peer that failed to prove its identity in its connection's handshake, and
+    /// why. Some are omitted if there are many at once. `poll` returns true when there may be one.
     fn next_refused(&mut self) -> Option<(SocketAddr, ProofError)> {
         None
     }
 
-    /// Stops listening; requests that were not reported yet are dropped.
+    /// Stops listening; requests not yet reported are dropped.
     fn stop_listening(&mut self);
 
-    /// Returns true if a request may be accepted in a domain that was created for an earlier one:
-    /// both arrived over the same device.
+    /// Returns true if a request may be accepted in a domain that was created for an earlier one,
+    /// because both arrived over the same device.
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
 
     /// Accepts a peer's request on this shard. Receives may be posted immediately, before `flush`
@@ -597,7 +597,7 @@ pub trait Fabric: Listener {
     /// connection ends with `Closed`.
     fn disconnect(&mut self, now: Instant, qp: QpNum);
 
-    /// Aborts a connection. It ends with `Closed`, still after all flushes; a pending attempt ends
+    /// Aborts a connection. It still ends with `Closed`, after all flushes; a pending attempt ends
     /// with `ConnectFailed` instead.
     fn abort(&mut self, now: Instant, qp: QpNum);
 
@@ -621,7 +621,7 @@ pub trait Fabric: Listener {
     /// Returns the time by which `poll` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Returns bytes and frames since start, for statistics.
+    /// Returns the numbers of bytes and frames since start, for statistics.
     fn counters(&self) -> FabricCounters;
 }
 

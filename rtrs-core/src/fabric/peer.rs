@@ -1,4 +1,4 @@
-//! Peer identities: the proof made by an accepted connection, as passed to the session, or the
+//! Peer identities: the proof given by an accepted connection, as passed to the session, or the
 //! reason why it failed.
 
 use std::fmt;
@@ -15,8 +15,8 @@ pub struct ProofError {
 }
 
 impl ProofError {
-    /// Creates an error. `kind` cannot be influenced by the peer; `text` may contain data that the
-    /// peer sent.
+    /// Creates an error. The peer has no influence on `kind`; `text` may contain data that the peer
+    /// sent.
     pub fn new(kind: &'static str, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
@@ -66,10 +66,10 @@ impl fmt::Display for Who {
     }
 }
 
-/// Evidence with which a peer proved its identity: its certificates, or its raw key.
+/// Evidence with which a peer proved its identity: its certificates or raw key.
 #[derive(Clone, Debug)]
 pub struct Proof {
-    /// Certificate chain in DER, with the peer's own certificate first.
+    /// Certificate chain in DER, starting with the peer's own certificate.
     pub(crate) chain: Vec<CertificateDer<'static>>,
     /// Number of the local configuration against which the proof was checked.
     pub(crate) generation: u64,

@@ -1,7 +1,7 @@
-//! Table of a shard's queue pairs by number, with their timers.
+//! A shard's queue pairs by number, with their timers.
 //!
-//! A number consists of a slot (low half) and the slot's generation (high half), so a number is not
-//! reused while an event of its previous owner may be pending.
+//! A number consists of a slot (low half) and the slot's generation (high half), so that a number
+//! is not reused while an event of its previous owner may be pending.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ impl<C> QpTable<C> {
         Self { slots: Vec::new(), free: Vec::new(), timers: BTreeSet::new() }
     }
 
-    /// Reserves a new number, to be used by `insert` or released by `remove`.
+    /// Reserves a new number, which `insert` uses or `remove` releases.
     pub(super) fn reserve(&mut self) -> Result<QpNum, FabricError> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -84,7 +84,7 @@ impl<C> QpTable<C> {
         self.slots.iter_mut().filter_map(|slot| slot.conn.as_deref_mut())
     }
 
-    /// Sets the only timer of a queue pair.
+    /// Sets a queue pair's only timer.
     pub(super) fn arm(&mut self, qp: QpNum, deadline: Option<Instant>) {
         let Some(index) = self.index(qp) else { return };
         let before = std::mem::replace(&mut self.slots[index].armed, deadline);
@@ -103,7 +103,7 @@ impl<C> QpTable<C> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Returns a queue pair whose timer has expired, and clears the timer.
+    /// Returns a queue pair whose timer has expired and clears the timer.
     pub(super) fn take_expired(&mut self, now: Instant) -> Option<QpNum> {
         let qp = self.timers.first().filter(|(at, _)| *at <= now).map(|(_, qp)| QpNum(*qp))?;
         self.arm(qp, None);

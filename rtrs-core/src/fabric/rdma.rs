@@ -1,6 +1,6 @@
 //! Detection of RDMA support (`rdma://`) on this host, and the provider if it is available.
 //!
-//! [`Rdma`] is the daemons' interface, whether the feature `verbs` is built in or not. [`NoRdma`]
+//! [`Rdma`] is the daemons' interface, whether or not the feature `verbs` is built in. [`NoRdma`]
 //! reports what is missing, with a hint. Daemons call [`Rdma::open`] once when they start (or check
 //! their settings), then [`Rdma::fabric`] once per shard.
 
@@ -20,17 +20,17 @@ pub use device::{MemoryWindows, RdmaDevice, RdmaPort};
 const SOFT_DEVICE: &str =
     "for soft-RoCE: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0";
 
-/// Provider options set by a daemon; all others have the provider's defaults.
+/// Provider options set by a daemon; all others keep the provider's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {
-    /// Timeout of an accepted connection's start-up, and of a request waiting for its answer.
+    /// Timeout for an accepted connection's start-up, and for a request waiting for its answer.
     pub startup_timeout: Duration,
-    /// Maximum number of connect requests from peers that wait for an answer; one more closes the
-    /// oldest.
+    /// Maximum number of connect requests from peers that are waiting for an answer; one more
+    /// closes the oldest.
     pub half_open_max: u32,
     /// Maximum number of outstanding RDMA reads from either end; pings use them, sessions do not.
     pub reads_max: u8,
-    /// Time for which a device repeats an unacknowledged packet; None selects the provider's
+    /// Time for which a device resends an unacknowledged packet; None selects the provider's
     /// default.
     pub path_timeout: Option<Duration>,
 }
@@ -44,7 +44,7 @@ pub enum NoRdma {
         "this build has no RDMA support (feature verbs); build it with that feature, or use tcp://"
     )]
     Feature,
-    /// The kernel modules are missing or may not be used. The error includes a hint.
+    /// The kernel modules are missing or cannot be used. The error includes a hint.
     #[error(transparent)]
     System(FabricError),
     /// There is no RDMA device.

@@ -15,7 +15,7 @@ pub struct Sge {
 /// Location in the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMem {
-    /// Address as sent by the peer; opaque to this end.
+    /// Address as sent by the peer; opaque to this side.
     pub addr: u64,
     /// Key as sent by the peer.
     pub rkey: Rkey,
@@ -26,16 +26,16 @@ pub struct RemoteMem {
 pub enum WrOp {
     /// Send to the peer's next posted receive.
     Send {
-        /// Immediate to deliver with it (SEND_WITH_IMM).
+        /// Immediate to deliver with the message (SEND_WITH_IMM).
         imm: Option<u32>,
         /// The peer's key to invalidate on delivery (SEND_WITH_INV). Cannot be combined with `imm`.
         invalidate: Option<Rkey>,
     },
-    /// Place bytes in the peer's memory. Without an immediate the peer sees no event.
+    /// Place bytes in the peer's memory. Without an immediate, the peer sees no event.
     RdmaWrite {
         /// Target; ignored if the length is zero.
         remote: RemoteMem,
-        /// Immediate to deliver after the bytes; consumes a receive at the peer.
+        /// Immediate to deliver after the bytes; consumes one of the peer's receives.
         imm: Option<u32>,
     },
     /// Fetch bytes from the peer's memory into the local buffer.
@@ -135,13 +135,13 @@ pub enum WcStatus {
     /// The queue pair entered the error state first; it is unknown whether the request took effect.
     #[error("flushed")]
     Flushed,
-    /// A message did not fit the posted receive, or local memory was invalid.
+    /// A message did not fit in the posted receive, or local memory was invalid.
     #[error("local error")]
     LocalError,
     /// The peer refused the access (key, bounds, rights).
     #[error("remote access error")]
     RemoteAccess,
-    /// The peer refused the operation for a different reason, or had no receive posted.
+    /// The peer refused the operation for another reason, or had no receive posted.
     #[error("remote operation error")]
     RemoteOperation,
     /// The peer did not answer within the retry limit.
@@ -169,7 +169,7 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
-    /// Creates a completion without bytes, immediate or invalidated key.
+    /// Creates a completion with no bytes, immediate or invalidated key.
     pub const fn new(qp: QpNum, wr_id: u64, op: WcOp, status: WcStatus) -> Self {
         Self { qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
     }

@@ -1,11 +1,11 @@
 //! Exponential backoff with jitter, for reconnects.
 //!
-//! The wait before attempt n, counted from 0, is drawn uniformly between half of `min * 2^n`,
-//! capped at `max`, and all of it. The clients of a restarted server thus spread their reconnects.
+//! The wait before attempt n (from 0) is drawn uniformly between half and all of `min * 2^n`,
+//! capped at `max`. The clients of a restarted server thus spread out their reconnects.
 
 use crate::time::Duration;
 
-/// State of an exponential backoff.
+/// The state of an exponential backoff.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     min: Duration,
@@ -31,14 +31,14 @@ impl Backoff {
     pub fn wait(&mut self) -> Duration {
         let whole = u64::try_from(self.next.as_nanos()).unwrap_or(u64::MAX);
         self.next = (self.next * 2).min(self.max);
-        // xorshift64 suffices to spread the waits.
+        // xorshift64 is enough to spread out the waits.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
         Duration::from_nanos(whole / 2 + self.state % (whole / 2 + 1))
     }
 
-    /// Starts over with short waits, after a successful attempt.
+    /// Starts over with short waits after a successful attempt.
     pub fn reset(&mut self) {
         self.next = self.min;
     }
@@ -69,7 +69,7 @@ mod tests {
         for attempt in 0..4 {
             let mut tenths = [0; 10];
             for seed in 0..1000_u64 {
-                // `rtrs-client` draws seeds at random and includes the number of the path.
+                // `rtrs-client` draws seeds at random and mixes in the path number.
                 let mut backoff = Backoff::new(min, min, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 let waits: Vec<Duration> = (0..=attempt).map(|_| backoff.wait()).collect();
                 let over = (waits[attempt] - min / 2).as_nanos();

@@ -2,12 +2,12 @@
 //!
 //! Both ends run one per path on connection 0. Any received message counts as a sign of life. After
 //! `interval` without one, HB_MSG is sent once; it is not repeated, since the underlying connection
-//! is reliable. When another `interval * missed_max` passes in silence, the path is dead: this is
-//! between `interval * missed_max` and `interval * (missed_max + 1)` after the last sign of life,
-//! plus the duration of one poll. A late poll indicates that this end was not running: the peer's
-//! answer may be unread, or the peer may be starved on the same machine. The period before a late
-//! poll therefore does not count, at most eight times in a row. The time from HB_MSG to HB_ACK is
-//! the path's round trip time.
+//! is reliable. When another `interval * missed_max` passes in silence, the path is dead: this
+//! happens between `interval * missed_max` and `interval * (missed_max + 1)` after the last sign of
+//! life, plus the duration of one poll. A late poll indicates that this end was not running: the
+//! peer's answer may be unread, or the peer may be starved on the same machine. The period before a
+//! late poll therefore does not count, at most eight times in a row. The time from HB_MSG to HB_ACK
+//! is the path's round trip time.
 //!
 //! The first silence may be longer than `interval` while the path is idle. The probing end doubles
 //! it with each HB_MSG after which the path remained unused, up to `idle_max`, and announces it in
@@ -96,7 +96,7 @@ impl Heartbeat {
         }
     }
 
-    /// Records that the path is in use. Must be called before each [`Heartbeat::poll`] while it is.
+    /// Records that the path is in use. While it is, call this before each [`Heartbeat::poll`].
     pub fn in_use(&mut self) {
         (self.idle, self.patience) = (false, self.interval);
         if self.missed == 0 {
@@ -104,9 +104,9 @@ impl Heartbeat {
         }
     }
 
-    /// Records that this end begins IO. Returns true if the path was idle: the caller must send
-    /// HB_MSG immediately, because the peer does not expect the next one until later, and because a
-    /// path that has died must be detected as early as one in use.
+    /// Records that this end is beginning IO. Returns true if the path was idle: the caller must
+    /// send HB_MSG immediately, because the peer does not expect the next one until later, and
+    /// because a path that has died must be detected as quickly as one in use.
     pub fn begin_io(&mut self, now: Instant) -> bool {
         self.in_use();
         if self.announces <= self.interval {
@@ -126,8 +126,8 @@ impl Heartbeat {
         self.next = self.heard + self.patience;
     }
 
-    /// Starts a probe now, whatever the peer has announced. Returns false while a silence is being
-    /// probed; otherwise the caller must send HB_MSG.
+    /// Starts a probe now, whatever the peer has announced. Returns false if a silence is being
+    /// probed already; otherwise the caller must send HB_MSG.
     pub fn hurry(&mut self, now: Instant) -> bool {
         let waits = self.missed == 0;
         if waits {
@@ -136,7 +136,7 @@ impl Heartbeat {
         waits
     }
 
-    /// Returns the interval to announce in an HB_MSG sent now: the time to the next one, if the
+    /// Returns the interval to announce in an HB_MSG sent now: the time until the next one, if the
     /// path stays idle.
     pub fn announces(&self) -> Duration {
         self.announces
@@ -159,8 +159,8 @@ impl Heartbeat {
         Some(rtt)
     }
 
-    /// Starts an additional probe, for information about the peer. Returns false while another one
-    /// is unanswered; otherwise the caller must send HB_MSG.
+    /// Starts an additional probe, for information about the peer. Returns false if another one is
+    /// unanswered; otherwise the caller must send HB_MSG.
     pub fn ask(&mut self, now: Instant) -> bool {
         let free = self.asked.is_none();
         self.asked.get_or_insert(now);
@@ -172,7 +172,7 @@ impl Heartbeat {
         self.answered.is_some_and(|asked| asked >= since)
     }
 
-    /// Returns when the current silence was first probed; None if it was not.
+    /// Returns when the current silence was first probed; None if it has not been.
     pub fn doubted_since(&self) -> Option<Instant> {
         (self.missed > 0).then_some(self.doubted)
     }
@@ -281,7 +281,7 @@ mod tests {
             assert_eq!(beat.poll(at(now)), HeartbeatAction::None);
             assert_eq!(beat.missed(), 1, "after {stall} ms");
         }
-        // With timely polls the silence counts, and a small delay is not late.
+        // With timely polls the silence counts, and a slightly delayed poll is not late.
         for time in [100, 149] {
             now += time;
             assert_eq!(beat.poll(at(now)), HeartbeatAction::None);
@@ -405,7 +405,7 @@ mod tests {
         assert!(!beat.has_answered_since(at(0)));
         assert_eq!(beat.on_ack(at(30)), Some(20 * MS));
         assert!(beat.has_answered_since(at(10)) && !beat.has_answered_since(at(11)));
-        // The answer to an older probe stays old even if a silence is probed before it arrives.
+        // The answer to an older probe does not count for a newer one sent before it arrives.
         assert!(beat.ask(at(40)));
         assert_eq!(run(&mut beat, at(130)), [(130, HeartbeatAction::Send)]);
         assert_eq!(beat.doubted_since(), Some(at(130)));

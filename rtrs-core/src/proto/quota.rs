@@ -1,14 +1,14 @@
 //! Quota of half-open peers: when there are too many, the oldest peer of the source with the most
 //! peers is closed.
 //!
-//! Peers are not authenticated, and before its first message only a peer's address is known. An
-//! address cannot be forged over TCP, since the handshake needs an answer. So the limit is shared
-//! by address: one source cannot displace others, and a source with only one half-open peer keeps
-//! that peer for as long as another source has two. Closing an old peer instead of refusing a new
-//! one favors honest peers: they send their request immediately, and the idle ones grow old.
+//! Peers are not authenticated, and before a peer's first message only its address is known. An
+//! address cannot be forged over TCP, since the handshake needs an answer. The limit is therefore
+//! shared by address: one source cannot displace others, and a source with only one half-open peer
+//! keeps that peer for as long as another source has two. Closing an old peer instead of refusing a
+//! new one favors honest peers: they send their request immediately, and the idle ones grow old.
 //!
 //! Known sources (a session has paths from there) have a reserve of [`RESERVE`] peers that do not
-//! count. So unknown peers never displace a reconnect, however many addresses they have.
+//! count. Unknown peers therefore never displace a reconnect, however many addresses they use.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ pub struct Quota<K> {
     /// Source of a peer, and the number of its connections.
     peers: BTreeMap<K, (Source, u32)>,
     shares: BTreeMap<Source, BTreeSet<K>>,
-    /// Number of counted peers of a source, its oldest peer, and the source. The last entry is
+    /// Number of counted peers from a source, its oldest peer, and the source. The last entry is
     /// evicted first.
     ranks: BTreeSet<(usize, Reverse<K>, Source)>,
     known: BTreeMap<Source, u32>,

@@ -1,4 +1,4 @@
-//! Addresses of images, facts about open images, and errors from opening images.
+//! Image addresses, facts about open images, and errors from opening images.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub enum RbdStep {
 /// Reason why an image cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
-    /// The library is missing or too old, with the dynamic linker's message.
+    /// The library is missing or too old; contains the dynamic linker's message.
     #[error("cannot load librbd.so.1: {0}")]
     Library(String),
     /// A step failed.
@@ -42,13 +42,13 @@ pub struct ImageAddress {
     pub image: String,
     /// Name of a snapshot.
     pub snapshot: Option<String>,
-    /// Ceph configuration file; by default the one in `CEPH_CONF`, or `/etc/ceph/ceph.conf`.
+    /// Ceph configuration file; by default the one named by `CEPH_CONF`, or `/etc/ceph/ceph.conf`.
     pub configuration: Option<PathBuf>,
     /// Name of the Ceph user, without the prefix `client.`.
     pub user: String,
-    /// Open the image read-only.
+    /// Whether to open the image read-only.
     pub read_only: bool,
-    /// Time limit for the monitors to answer.
+    /// Maximum time for the monitors to answer.
     pub connect_max: Duration,
 }
 
@@ -65,7 +65,7 @@ pub struct ImageFacts {
     pub snapshot: Option<u64>,
     /// Object size in bytes.
     pub object_size: u64,
-    /// Writes may be acknowledged before they are on the OSDs, because of the settings of the pool
-    /// or the image.
+    /// Whether writes may be acknowledged before they are on the OSDs, because of pool or image
+    /// settings.
     pub write_back: bool,
 }

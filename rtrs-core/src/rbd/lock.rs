@@ -1,4 +1,4 @@
-//! Lock of an image, and metadata stored with the image.
+//! An image's lock, and metadata stored with the image.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,19 +14,19 @@ const LOCK_EXCLUSIVE: c_int = 0;
 const REFUSED_SECONDS: &str = "604800.0";
 
 impl Image {
-    /// Acquires the lock of the image until the image is closed; other clients cannot obtain it by
-    /// request. Blocks.
+    /// Acquires the image's lock until the image is closed; other clients cannot obtain it by
+    /// requesting it. Blocks.
     ///
     /// # Errors
     /// EROFS if another client holds the lock and does not release it, EINVAL for an image without
-    /// the feature exclusive-lock.
+    /// the exclusive-lock feature.
     pub fn lock(&self) -> io::Result<()> {
         let Open { library, image, .. } = *self.get();
         // SAFETY: the image is open.
         check(unsafe { (library.rbd_lock_acquire)(image, LOCK_EXCLUSIVE) })
     }
 
-    /// Releases the lock when all writes have ended. From then on writes are refused (EROFS): the
+    /// Releases the lock once all writes have ended. From then on, writes are refused (EROFS): the
     /// lock is not acquired again automatically. Blocks.
     ///
     /// # Errors
@@ -48,8 +48,8 @@ impl Image {
         open.refuse(owner)?;
         // SAFETY: the cluster is connected.
         check(unsafe { (library.rados_wait_for_latest_osdmap)(cluster) })?;
-        // librbd would block the owner once more, which takes the same time again. It reads the
-        // setting when an image is opened.
+        // librbd would block the owner again, which takes just as long. It reads the setting when
+        // an image is opened.
         let name = c_string(&self.name)?;
         let mut image = ptr::null_mut();
         open.set_refusing(false)?;
@@ -67,7 +67,7 @@ impl Image {
         broken
     }
 
-    /// Returns the owner of the lock. Blocks.
+    /// Returns the lock's owner, if there is one. Blocks.
     ///
     /// # Errors
     /// Returns the cluster's error.

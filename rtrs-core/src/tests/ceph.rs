@@ -1,6 +1,6 @@
 //! Ceph cluster of one monitor and one OSD (`scripts/ceph.sh`): one shared by all tests of a
-//! binary, or one in a network namespace. It stops when the test process exits, even if that is
-//! killed, because the script waits for the end of its input.
+//! binary, or one in a network namespace. It stops when the test process exits, even if killed,
+//! because the script waits for its input to end.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -18,7 +18,7 @@ const READY_TIME_MAX: Duration = Duration::from_secs(300);
 const STARTS_MAX: u32 = 3;
 /// Time limit for the OSD to stop after the signal.
 const STOP_TIME_MAX: Duration = Duration::from_secs(60);
-/// Time limit for a command of the cluster, in seconds.
+/// Time limit for a command that accesses the cluster, in seconds.
 const COMMAND_SECONDS_MAX: &str = "120";
 
 /// Running cluster. Its pool `rbd` is empty at first.
@@ -43,7 +43,7 @@ impl Ceph {
         Self::is_installed().then(|| CEPH.get_or_init(|| Self::start(None)))
     }
 
-    /// Starts a separate cluster in the network namespace of a process, whose loopback is up.
+    /// Starts a separate cluster in a process's network namespace, whose loopback must be up.
     ///
     /// # Panics
     /// Panics if the cluster does not come up.
@@ -152,7 +152,7 @@ impl Ceph {
         <[String; 1]>::try_from(self.watchers(image)).map(|[one]| one).expect("one watcher")
     }
 
-    /// Sends a signal to the OSD, to stop or continue it, and waits until it has stopped.
+    /// Sends a signal to the OSD. After `STOP`, waits until it has stopped.
     ///
     /// # Panics
     /// Panics if the OSD is not running, or does not stop.

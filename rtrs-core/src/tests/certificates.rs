@@ -126,7 +126,7 @@ impl Authority {
         Self(CertifiedIssuer::signed_by(params, key, &self.0).expect("a CA"))
     }
 
-    /// Writes the certificate and key of an end, with this CA's certificate in the chain.
+    /// Writes a server's or client's certificate and key, with this CA's certificate in the chain.
     ///
     /// # Panics
     /// Panics if the files cannot be written.
@@ -143,7 +143,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Writes this CA's certificate and key as a client's, signed by no other CA.
+    /// Writes this CA's own certificate and key as those of a client.
     ///
     /// # Panics
     /// Panics if the files cannot be written.
@@ -160,7 +160,7 @@ impl Authority {
         fs::write(dir.join("ca-cert.pem"), self.0.pem()).expect("ca-cert.pem");
     }
 
-    /// Writes the certificate and key of an end.
+    /// Writes the certificate and key of a server or client.
     ///
     /// # Panics
     /// Panics if the files cannot be written.
@@ -243,7 +243,7 @@ pub fn certificates(dir: &Path) -> Authority {
     authority
 }
 
-/// Writes a file that only its owner may use.
+/// Writes a file that only its owner may access.
 ///
 /// # Panics
 /// Panics on failure.

@@ -1,9 +1,9 @@
 //! Scripted RTRS client: sends exactly the bytes that a test specifies.
 //!
-//! [`PlayedClient`] is the client's end of one path, on any fabric. The test chooses the content of
-//! chunks, the immediates, the keys and the order; the work requests around them are well formed.
-//! The client never waits, so that the tests of the server's engine and the fixtures of the system
-//! tests can build on it, each with its own clock.
+//! [`PlayedClient`] is the client's end of one path, on any fabric. The test chooses the chunk
+//! contents, immediates, keys and order; the work requests around them are well formed. The client
+//! never waits, so the server engine's tests and the system tests' fixtures can build on it, each
+//! with its own clock.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +31,7 @@ const RECV_AT: usize = 256 << 10;
 const INFO_AT: usize = 384 << 10;
 /// Number of receives per connection.
 const RECVS: usize = 64;
-/// Work request IDs: receives of INFO_RSP and of answers, and sends.
+/// Work request IDs: for receiving INFO_RSP, for receiving answers, and for sends.
 const INFO_ID: u64 = 1;
 const RECV_ID: u64 = 0x1000;
 const SEND_ID: u64 = 1 << 32;
@@ -49,9 +49,9 @@ pub struct PathOptions {
     pub local: u8,
     /// The server may create the session.
     pub first_conn: bool,
-    /// Number of earlier connects of the path.
+    /// Number of times that the path has connected before.
     pub recon_cnt: u16,
-    /// Extensions, for example for the queue depth; a kernel's client sends none.
+    /// Extensions, for example for the queue depth; the kernel client sends none.
     pub extensions: ClientExtensions,
 }
 
@@ -110,7 +110,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the answer in an immediate that arrived on a connection, if it is one.
+    /// Returns the answer that an immediate on connection `conn` carries, if any.
     #[must_use]
     pub fn from_immediate(conn: usize, imm: Imm) -> Option<Self> {
         match imm {
@@ -122,7 +122,7 @@ impl Answer {
     }
 }
 
-/// Client end of one path.
+/// The client's end of one path.
 pub struct PlayedClient {
     /// Queue pairs by `cid`.
     pub conns: Vec<QpNum>,
@@ -136,7 +136,7 @@ pub struct PlayedClient {
     pub new_rkey: bool,
     /// Answers also contain the server's times.
     pub timed: bool,
-    /// The server requires a proof of the client's identity first.
+    /// The server first requires proof of the client's identity.
     pub proof_wanted: bool,
     /// Errno with which the server refused INFO_REQ, if it did.
     pub info_refused: Option<u16>,
@@ -144,9 +144,9 @@ pub struct PlayedClient {
     pub times: Option<TimedRkeyRsp>,
     /// Parameters of the path.
     pub options: PathOptions,
-    /// Fabric of the client.
+    /// The client's fabric.
     pub fabric: Box<dyn Fabric>,
-    /// Events not taken yet.
+    /// Events not yet taken.
     pub events: Vec<FabricEvent>,
     mem_bits: MemBits,
     memory: Arc<dyn MemoryRegistration>,
@@ -162,7 +162,7 @@ impl fmt::Debug for PlayedClient {
 }
 
 impl PlayedClient {
-    /// Creates a client that has not connected yet. `clock` returns the time of its fabric.
+    /// Creates a client that has not connected yet. `clock` returns its fabric's time.
     ///
     /// # Panics
     /// Panics if the fabric refuses a domain or memory.
@@ -229,7 +229,7 @@ impl PlayedClient {
         qp
     }
 
-    /// Returns the result of a connection request, if there is one; the error is the errno of the
+    /// Returns the result of a connection request, if there is one; the error is the errno in the
     /// reject. `padded` means that the fabric pads private data with zeroes, as RDMA CM does.
     ///
     /// # Panics
@@ -285,7 +285,7 @@ impl PlayedClient {
     /// Sends arbitrary bytes as the first message of connection 0.
     pub fn send_info(&mut self, bytes: &[u8]) {
         let room = self.sge(INFO_AT, RESULTS - INFO_AT);
-        // On a second attempt the connection may have ended, so that nothing is posted.
+        // On a second attempt, the connection may have ended; in that case nothing is posted.
         let _ = self.fabric.post_recv(self.conns[0], INFO_ID, Some(room));
         self.send(0, bytes, None);
     }
@@ -331,7 +331,7 @@ impl PlayedClient {
         Sge { slice, lkey: self.memory.lkey() }
     }
 
-    /// Copies these bytes to an offset in the client's memory.
+    /// Copies `bytes` to an offset in the client's memory.
     fn staged(&self, at: usize, bytes: &[u8]) -> SgeList {
         if bytes.is_empty() {
             return SgeList::EMPTY;
@@ -350,19 +350,19 @@ impl PlayedClient {
         self.fabric.flush((self.clock)());
     }
 
-    /// Sends these bytes in a plain send.
+    /// Sends `bytes` in a plain send.
     pub fn send(&mut self, conn: usize, bytes: &[u8], invalidate: Option<Rkey>) {
         let sges = self.staged(0, bytes);
         self.post(conn, WrOp::Send { imm: None, invalidate }, sges);
     }
 
-    /// Writes these bytes by RDMA to arbitrary memory of the server, without an immediate.
+    /// Writes `bytes` by RDMA to arbitrary server memory, without an immediate.
     pub fn write_remote(&mut self, conn: usize, remote: RemoteMem, bytes: &[u8]) {
         let sges = self.staged(0, bytes);
         self.post(conn, WrOp::RdmaWrite { remote, imm: None }, sges);
     }
 
-    /// Reads from arbitrary memory of the server by RDMA.
+    /// Reads from arbitrary server memory by RDMA.
     pub fn read_remote(&mut self, conn: usize, remote: RemoteMem, len: usize) {
         let sge = self.sge(RESULTS, len);
         self.post(conn, WrOp::RdmaRead { remote }, SgeList::one(sge));
@@ -384,7 +384,7 @@ impl PlayedClient {
         Imm::Request { permit: PermitId(permit), offset }.encode_with(self.mem_bits)
     }
 
-    /// Returns the descriptor for a result of `len` bytes, with a plain key of the client's memory.
+    /// Returns the descriptor for a result of `len` bytes, with a plain key for client memory.
     ///
     /// # Panics
     /// Panics if the length does not fit in a descriptor.
@@ -443,7 +443,7 @@ impl PlayedClient {
         self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, sges);
     }
 
-    /// Sends a request whose answer has a result of `len` bytes.
+    /// Sends a request for a result of `len` bytes.
     pub fn ask_for(&mut self, at: (usize, u16), header: &[u8], len: usize) {
         let message = read_message(header.len(), Some(self.result_desc(len)), false);
         self.request(at, Data::Room(len), header, &message);
@@ -466,7 +466,7 @@ impl PlayedClient {
         self.request(at, Data::Bytes(data), &io.encode(), &message);
     }
 
-    /// Sends a flush like a kernel client.
+    /// Sends a flush as the kernel client does.
     pub fn send_flush(&mut self, at: (usize, u16)) {
         let rw = Rw::FLUSH.sync().fua(true);
         let io = IoHeader { sector: u64::MAX, rw, ..IoHeader::default() };
@@ -542,8 +542,8 @@ impl PlayedClient {
         self.ask_for(at, &SessInfo { ver }.encode(), SessInfo::LEN);
     }
 
-    /// Takes the next immediate and its connection. Stores a key that arrives with it and posts its
-    /// receive again, as a client does.
+    /// Takes the next immediate and its connection. Stores a key that arrives with it and reposts
+    /// its receive, as a client does.
     ///
     /// # Panics
     /// Panics if the form of the message does not match the session's mode.

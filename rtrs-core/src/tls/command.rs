@@ -42,7 +42,7 @@ pub struct KeyArgs {
 }
 
 impl KeyCommand {
-    /// Returns the arguments of any of the commands.
+    /// Returns the arguments of the command.
     #[must_use]
     pub const fn args(&self) -> &KeyArgs {
         match self {

@@ -1,4 +1,4 @@
-//! Errors about certificates and keys that cannot be used.
+//! Errors for certificates and keys that cannot be used.
 
 use std::io;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub enum TlsConfigError {
 }
 
 impl TlsConfigError {
-    /// Returns the whole text, including the system's error.
+    /// Returns the full text, including the system's error.
     #[must_use]
     pub fn chain(&self) -> String {
         match self {

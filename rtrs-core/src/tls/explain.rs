@@ -1,4 +1,4 @@
-//! Explanations of TLS errors: what failed, at which end, and what to do.
+//! Explanations of TLS errors: what failed, on which side, and what to do.
 
 use rustls::{AlertDescription, CertificateError, Error, OtherError, PeerIncompatible};
 
@@ -10,12 +10,12 @@ use crate::fabric::peer::ProofError;
 pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
                                   name, a URI or a common name, and below a CA with name \
                                   constraints one of a form that they cover";
-/// Reason for the peer's rejection of a key.
+/// Reason why the peer rejected a key.
 const UNKNOWN: &str = "our key is not known to the peer";
-/// One end has keys and the other certificates, or they have no cipher in common.
+/// One side has keys and the other certificates, or they have no cipher in common.
 const NO_COMMON_KIND: &str = "the two ends have no cipher or kind of certificate in common";
 
-/// Describes a handshake error for an end with raw keys or with certificates.
+/// Describes a handshake error for a side with raw keys or with certificates.
 pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
@@ -42,7 +42,7 @@ pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
 }
 
 impl ProofError {
-    /// Creates the proof error for a handshake error at an end with certificates.
+    /// Creates the proof error for a handshake error on a side with certificates.
     #[must_use]
     pub fn with_certificates(error: &Error) -> Self {
         Self::new(kind(error), error_text(error, false))
@@ -55,7 +55,7 @@ impl From<Error> for ProofError {
     }
 }
 
-/// Returns the kind of a failure, independent of the data that the peer sent.
+/// Returns the kind of a failure, regardless of the data that the peer sent.
 fn kind(error: &Error) -> &'static str {
     match error {
         Error::AlertReceived(alert) => {
@@ -154,7 +154,7 @@ pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
 }
 
 /// Describes an alert from the peer for an end with raw keys or with certificates. For raw keys,
-/// includes the end's own key if known.
+/// includes our own key, if known.
 pub(crate) fn alert_text(
     alert: AlertDescription,
     raw_keys: bool,
@@ -173,7 +173,7 @@ fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> 
         AlertDescription::CertificateRevoked => {
             "our certificate is revoked, or a CA of its chain is"
         }
-        // The second alert answers a certificate of another CA with the same name.
+        // The second alert answers a certificate from another CA with the same name.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "our certificate is not signed by the CA that the peer trusts"
         }

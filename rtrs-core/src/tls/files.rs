@@ -1,4 +1,4 @@
-//! Reads key, certificate and list files. A file with a secret is refused if other users may access
+//! Reads key, certificate and list files. A file with a secret is refused if other users can access
 //! it.
 
 use std::fs::File;
@@ -12,23 +12,23 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use super::error::TlsConfigError as Error;
 use crate::rt::forbid_dumps;
 
-/// Maximum size of a file: a list of ten thousand clients, or a large revocation list.
+/// Maximum size of a file: enough for a list of ten thousand clients, or a large revocation list.
 const FILE_MAX: u64 = 16 << 20;
 
 /// Directory with certificates, under the names that qemu and nbdkit use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsDir(pub PathBuf);
 
-/// Content of a [`TlsDir`] for one end.
+/// Contents of a [`TlsDir`] for one end.
 pub(super) struct Files {
     pub(super) ca: Vec<CertificateDer<'static>>,
     pub(super) crl: Vec<CertificateRevocationListDer<'static>>,
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
-    /// Path of the chain, and path of the key.
+    /// Paths of the chain and the key.
     pub(super) chain_path: PathBuf,
     pub(super) key_path: PathBuf,
-    /// Warnings about files that other users can change.
+    /// Warnings about files that other users can modify.
     pub(super) loose: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ impl TlsDir {
     }
 }
 
-/// Returns a warning if users other than its owner can change a file that defines trust.
+/// Returns a warning if a file that defines trust can be changed by users other than its owner.
 #[must_use]
 pub fn writable_by_others(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
@@ -68,7 +68,7 @@ pub fn writable_by_others(path: &Path) -> Option<String> {
     })
 }
 
-/// Returns all objects of a kind, at least one.
+/// Returns all objects of this kind; there must be at least one.
 fn pem<T: PemObject>(path: &Path, text: &[u8], what: &'static str) -> Result<Vec<T>, Error> {
     let found = T::pem_slice_iter(text).collect::<Result<Vec<T>, _>>();
     match found {
@@ -86,13 +86,13 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     read_checked(path, |_| None)
 }
 
-/// Reads a file with a secret, to which only its owner may have access. Disables core dumps of the
-/// process, which would contain the secret.
+/// Reads a file with a secret, which only its owner may be able to access. Disables core dumps of
+/// the process, which would contain the secret.
 pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, Error> {
     forbid_dumps().map_err(|source| Error::Read { path: path.into(), source })?;
     let text = read_checked(path, |mode| (mode & 0o077 != 0).then_some(mode & 0o777))?;
     let has = |part: &[u8]| text.windows(part.len()).any(|window| window == part);
-    // PKCS#8, and the older format of OpenSSL.
+    // PKCS#8, and OpenSSL's older format.
     if has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"4,ENCRYPTED") {
         let why = "it is encrypted, and a daemon cannot ask for its passphrase; decrypt it, for \
                    example with openssl pkey -in FILE -out NEWFILE";
@@ -104,7 +104,7 @@ pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, Error> {
 fn read_checked(path: &Path, bad: impl FnOnce(u32) -> Option<u32>) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Read { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
-    // Query the open file, so that it cannot be replaced in between.
+    // Check the open file, so that it cannot be replaced in between.
     let meta = file.metadata().map_err(failed)?;
     if !meta.is_file() {
         return Err(Error::Content { path: path.into(), why: "it is not a regular file".into() });

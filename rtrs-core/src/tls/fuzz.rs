@@ -1,9 +1,9 @@
 //! Body of the fuzz target `tls`: the handshakes. The body for records is
 //! `fabric/iwarp/tests/fuzz_records.rs`.
 //!
-//! The first byte of the input selects the kind: the rest either is sent by a client, in pieces, or
-//! is a list of changes to the messages of two conforming ends. The target fails on a panic, and if
-//! an end completes the handshake with a peer that it does not know.
+//! The first byte of the input selects the kind: the rest is either sent by a client, in pieces, or
+//! a list of changes to the messages of two conforming ends. The target fails if anything panics,
+//! or if an end completes the handshake with a peer that it does not know.
 
 use std::sync::{Arc, OnceLock};
 
@@ -36,10 +36,10 @@ fn server() -> Handshake {
     Handshake::new(Begin::Server { config: configs().1.clone(), request_len })
 }
 
-/// Callback that may change the data sent by an end, with its number.
+/// Callback that may change the data sent by an end, given the number of the flight.
 type Change<'a> = &'a mut dyn FnMut(usize, &mut Vec<u8>);
 
-/// Runs a handshake of both ends. Returns None for an end that did not complete it.
+/// Runs a handshake between both ends. Returns None for an end that did not complete it.
 fn run_handshake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>) {
     let (config, request) = (configs().0.clone(), REQUEST.to_vec());
     let name = ServerName::try_from("localhost").expect("a name");

@@ -1,8 +1,8 @@
-//! Body of the fuzz target `auth`: proofs of paths without TLS.
+//! Body of the fuzz target `auth`: proofs on paths without TLS.
 //!
 //! The first byte of the input selects the kind: the rest is either sent by an end without a key,
-//! or is a list of changes to the messages of two conforming ends. The target fails on a panic, and
-//! if an end accepts a wrong identity of its peer.
+//! or is a list of changes to the messages of two conforming ends. The target fails on a panic, or
+//! if an end accepts a wrong identity from its peer.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -17,7 +17,7 @@ use crate::wire::{Challenge, ChallengeRsp};
 fn configs() -> &'static (TlsClientConfig, TlsServerConfig) {
     static CONFIGS: OnceLock<(TlsClientConfig, TlsServerConfig)> = OnceLock::new();
     CONFIGS.get_or_init(|| {
-        // Keys are constant, so that a corpus keeps its meaning.
+        // Keys are constant, so that a corpus stays valid.
         let key = |seed| PrivateKey::from_seed([seed; 32]).expect("a key");
         let (client, server) = (key(1), key(2));
         let mut clients = Clients::default();
@@ -51,7 +51,7 @@ fn change(data: &[u8], message: u8, bytes: &mut [u8]) -> bool {
     bytes.iter().zip(&before).enumerate().any(|(at, (now, was))| now != was && means(at))
 }
 
-/// Runs the proofs of an input.
+/// Runs the proofs for an input.
 ///
 /// # Panics
 /// Panics if an end misbehaves.

@@ -2,7 +2,7 @@
 //!
 //! The handshake ends when both ends are authenticated and the first message inside TLS is
 //! complete: the client sends its request together with its last flight, and the server has read
-//! it. From then on the shard seals and opens the records itself, with the keys in [`Session`].
+//! it. From then on, the shard encrypts and decrypts records itself, with the keys in [`Session`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::explain::{NO_NAME, at_server};
 use super::keys::PublicKey;
 use crate::fabric::peer::{PeerIdentity, Proof, ProofError};
 
-/// Maximum number of buffered bytes of a peer's handshake: many certificates of 4 KiB.
+/// Maximum number of buffered bytes of a peer's handshake: enough for many 4 KiB certificates.
 const INPUT_MAX: usize = 64 << 10;
 /// Space that a record needs in addition to its content.
 const RECORD_ROOM: usize = 64;
@@ -52,7 +52,7 @@ pub(crate) struct Handshake {
     request: Vec<u8>,
 }
 
-/// Next action of the caller.
+/// Next action for the caller.
 pub(crate) enum Step {
     /// Send the output, then receive more data.
     More,
@@ -71,7 +71,7 @@ pub(crate) struct Progress {
 /// Completed handshake.
 pub(crate) struct Ended {
     pub(crate) session: Session,
-    /// At the server, the client's request.
+    /// On the server, the client's request.
     pub(crate) request: Vec<u8>,
     /// Received bytes of records after the request.
     pub(crate) rest: Vec<u8>,
@@ -85,14 +85,14 @@ pub(crate) struct Session {
     pub(crate) rx: (u64, ConnectionTrafficSecrets),
     pub(crate) secrets: Secrets,
     pub(crate) credentials: Credentials,
-    /// At the server, the identity of the client.
+    /// On the server, the client's identity.
     pub(crate) peer: PeerIdentity,
 }
 
 /// Kind of the credentials that both ends of a session have presented.
 #[derive(Clone, Copy)]
 pub(crate) struct Credentials {
-    /// Both ends have raw keys instead of certificates.
+    /// Both ends use raw keys instead of certificates.
     pub(crate) raw_keys: bool,
     /// The client's own key, if this end is the client and has one.
     pub(crate) own: Option<PublicKey>,
@@ -210,7 +210,7 @@ impl Handshake {
         }
     }
 
-    /// Completes the handshake if all received data is processed and data may be sent.
+    /// Completes the handshake if all received data has been processed and data may be sent.
     fn ready(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, ProofError> {
         match &mut self.conn {
             Conn::Server(conn, _, request_len) => {
@@ -324,7 +324,7 @@ fn take<D>(
     }
 }
 
-/// Requires the protocol name: rustls accepts a peer that names no protocol at all.
+/// Requires the ALPN protocol: rustls accepts a peer that names no protocol at all.
 fn check_protocol(conn: &CommonState) -> Result<(), ProofError> {
     match conn.alpn_protocol() {
         Some(ALPN) => Ok(()),

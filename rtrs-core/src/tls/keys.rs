@@ -1,7 +1,7 @@
 //! Raw Ed25519 keys: their text form and files, and a server's list of known clients.
 //!
 //! A public key is written `ed25519:BASE64`, with the 32 bytes of the key in base64. A private key
-//! is a file in PKCS#8 and PEM, as `openssl genpkey -algorithm ed25519` writes it.
+//! is a PKCS#8 file in PEM format, as written by `openssl genpkey -algorithm ed25519`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ const SPKI_HEAD: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x2
 /// Maximum length of a client's name.
 pub(super) const NAME_MAX: usize = 255;
 
-/// Error for a text that is not a public key.
+/// Error for text that is not a public key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a public key; write ed25519:BASE64, as `key show` prints it")]
 pub struct KeyError;
@@ -88,7 +88,7 @@ pub struct PrivateKey {
 }
 
 impl PrivateKey {
-    /// Generates a key. Returns None if the system has no random numbers.
+    /// Generates a key. Returns None if the system provides no random numbers.
     #[must_use]
     pub fn generate() -> Option<Self> {
         let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).ok()?;
@@ -129,7 +129,7 @@ impl PrivateKey {
     /// Writes a new file that only its owner may read.
     ///
     /// # Errors
-    /// The system's error; `AlreadyExists` for a file that exists.
+    /// The system's error; `AlreadyExists` if the file exists.
     pub fn write_new(&self, path: &Path) -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(self.pem().as_bytes())?;
@@ -273,7 +273,7 @@ fn reserved(name: &str) -> Option<&'static str> {
     prefixed.then_some("begins with a prefix that `session list` adds to names; remove it")
 }
 
-/// Returns true if a text can be printed wherever the name of a peer is shown.
+/// Returns true if text can be printed wherever the name of a peer is shown.
 pub(super) fn is_name(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')

@@ -2,8 +2,8 @@
 //!
 //! With a list that its CA did not sign, or without a list from any local CA, every handshake would
 //! fail; of two lists from the same CA, only the first would be used. Such files are therefore
-//! refused when they are read. Files that may be right cause only a warning: a list from a CA that
-//! is not known here, since peers may present that CA; a CA without a list; a list that has
+//! refused when they are read. Files that may be correct cause only a warning: a list from a CA
+//! that is not known here, since peers may present that CA; a CA without a list; a list that has
 //! expired, or is older than the one in use.
 
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ const LIST_NUMBER: [u8; 5] = [6, 3, 0x55, 0x1d, 20];
 /// OBJECT IDENTIFIER 2.5.29.28, the scope of a list, with tag and length.
 const PART: [u8; 5] = [6, 3, 0x55, 0x1d, 28];
 
-/// Properties of the lists of a directory.
+/// Properties of the lists in a directory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lists {
     path: PathBuf,
@@ -49,7 +49,7 @@ struct List {
     issuer: Vec<u8>,
     /// Expiry as YYYYMMDDHHMMSS in UTC.
     until: String,
-    /// Number, big-endian, without leading zeros; empty if it has none.
+    /// Number, big-endian, without leading zeros; empty if the list has none.
     number: Vec<u8>,
     /// The list covers only part of its CA's certificates, so that CA may have other lists.
     is_part: bool,
@@ -70,7 +70,7 @@ struct Authority {
 
 /// CAs that may have signed lists.
 struct Authorities {
-    /// CAs of `ca-cert.pem`.
+    /// CAs in `ca-cert.pem`.
     roots: Vec<Authority>,
     /// CAs signed by other CAs, each with the name of its issuer.
     intermediates: Vec<(Authority, Vec<u8>)>,
@@ -93,8 +93,8 @@ impl Authorities {
 }
 
 impl Lists {
-    /// Refuses lists with which no session could be established, or that would not be used. Expects
-    /// that rustls has parsed the lists.
+    /// Refuses lists with which no session could be established, or that would not be used. The
+    /// lists must already have been parsed by rustls.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file and the CA.
@@ -151,7 +151,7 @@ impl Lists {
         Ok(Self { notes, ..lists })
     }
 
-    /// Returns a warning for each CA of `ca-cert.pem` that has no list.
+    /// Returns a warning for each CA in `ca-cert.pem` that has no list.
     fn bare_authorities(&self, authorities: &Authorities) -> Vec<String> {
         let has_list = |subject: &[u8]| self.all.iter().any(|list| list.issuer == subject);
         let signs_through = |subject: &[u8]| {
@@ -177,7 +177,7 @@ impl Lists {
         authorities.roots.iter().filter(bare).map(text).collect()
     }
 
-    /// Returns a warning for each CA of `ca-cert.pem` that another CA has revoked.
+    /// Returns a warning for each CA in `ca-cert.pem` that another CA has revoked.
     fn revoked_authorities(&self, files: &Files) -> Vec<String> {
         let revoked = files.ca.iter().filter(|ca| is_revoked(ca, files));
         let parsed = revoked.filter_map(|ca| EndEntityCert::try_from(ca).ok());
@@ -259,7 +259,7 @@ impl Signed<'_> {
     }
 }
 
-/// Returns the CAs of `ca-cert.pem`.
+/// Returns the CAs in `ca-cert.pem`.
 fn roots(files: &Files) -> Vec<Authority> {
     let anchors = files.ca.iter().filter_map(|ca| anchor_from_trusted_cert(ca).ok());
     anchors
@@ -281,7 +281,7 @@ fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
         .collect()
 }
 
-/// Returns true if another CA that is known here has revoked a CA of `ca-cert.pem`.
+/// Returns true if another CA that is known here has revoked a CA in `ca-cert.pem`.
 /// [`Lists::check`] refuses a list not signed by that CA.
 pub(super) fn is_revoked(ca: &CertificateDer<'_>, files: &Files) -> bool {
     let Ok(ca) = EndEntityCert::try_from(ca) else { return false };
@@ -333,7 +333,7 @@ fn parse<'a>(der: &'a CertificateRevocationListDer<'_>) -> Option<(Signed<'a>, L
     Some((signed, List { issuer: issuer.to_vec(), until, number, is_part }))
 }
 
-/// Returns true if the extensions limit the list to some certificates of its CA.
+/// Returns true if the extensions limit the list to some of its CA's certificates.
 fn has_part(mut extensions: &[u8]) -> Option<bool> {
     while !extensions.is_empty() {
         let (_, extension, more) = element(extensions)?;
@@ -345,7 +345,7 @@ fn has_part(mut extensions: &[u8]) -> Option<bool> {
     Some(false)
 }
 
-/// Returns the number among the extensions; empty if there is none.
+/// Returns the list number from the extensions; empty if there is none.
 fn list_number(mut extensions: &[u8]) -> Option<Vec<u8>> {
     while !extensions.is_empty() {
         let (_, extension, more) = element(extensions)?;
@@ -400,7 +400,7 @@ mod tests {
     use crate::tests::certificates::{Authority, TestDir, Wanted, certificates};
     use crate::tls::{TlsClientConfig, TlsServerConfig};
 
-    /// Reads a list and the file with the CAs for each kind of end.
+    /// Reads a list and the CA file with each kind of configuration.
     fn read(dir: &TestDir, list: &str) -> Result<TlsServerConfig, String> {
         fs::write(dir.0.join("ca-crl.pem"), list).unwrap();
         let dir = TlsDir(dir.0.clone());
@@ -495,7 +495,7 @@ mod tests {
         );
         let client = TlsClientConfig::with_certificates(&TlsDir(dir.0.clone()), None).unwrap();
         assert_eq!(client.check_now().unwrap(), over);
-        // Both encodings of time are tested.
+        // This covers both encodings of time.
         assert_eq!(server(301, 2049).file_warnings(), [""; 0]);
         for number in [299, 44, 1] {
             let older = server(number, 2120);

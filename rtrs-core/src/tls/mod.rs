@@ -1,14 +1,14 @@
 //! TLS 1.3 for connections over TCP: keys, certificates, and handshakes on their own threads.
 //!
-//! The cryptography comes from `rustls` with `ring`. Both ends prove their identities, in one of
-//! two ways: X.509 certificates from a common CA ([`TlsDir`]), or raw public keys (RFC 7250) known
-//! to the other end ([`PrivateKey`], [`Clients`]). Unauthenticated TLS, resumption, early data and
+//! The cryptography comes from `rustls` with `ring`. Both ends prove their identities in one of two
+//! ways: X.509 certificates from a common CA ([`TlsDir`]), or raw public keys (RFC 7250) known to
+//! the other end ([`PrivateKey`], [`Clients`]). Unauthenticated TLS, resumption, early data and
 //! older versions are not supported.
 //!
 //! A [`TlsEndpoint`] is shared by all shards of a process. A shard passes received bytes to it, and
-//! a thread of the endpoint returns the bytes to send and, at the end, a `Session` with the record
-//! keys, which `fabric/iwarp/tls.rs` uses from then on. Sockets stay on the shard, so a slow peer
-//! occupies no thread, and the computations of a handshake do not delay the shard.
+//! one of the endpoint's threads returns the bytes to send and, at the end, a `Session` with the
+//! record keys, which `fabric/iwarp/tls.rs` uses from then on. Sockets stay on the shard, so a slow
+//! peer occupies no thread, and the computations of a handshake do not delay the shard.
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` rustls configurations · `sources.rs` the files behind them ·

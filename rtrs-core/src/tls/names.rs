@@ -20,7 +20,7 @@ const COMMON_NAME: [u8; 5] = [6, 3, 0x55, 4, 3];
 const DNS_NAME: u8 = 0x82;
 const URI: u8 = 0x86;
 
-/// Name forms to which the constraints of a CA apply.
+/// Name forms to which a CA's constraints apply.
 #[derive(Clone, Copy, Default)]
 struct Constrained {
     dns: bool,
@@ -28,7 +28,7 @@ struct Constrained {
 }
 
 /// Returns the name of the first certificate of a chain, if it is printable and could not evade the
-/// constraints of a CA of the chain, or of a CA in `roots` that has signed part of the chain.
+/// constraints of a CA in the chain, or of a CA in `roots` that has signed part of the chain.
 pub(super) fn name_of(chain: &[CertificateDer<'_>], roots: &[TrustAnchor<'_>]) -> Option<Arc<str>> {
     let (first, others) = chain.split_first()?;
     let parsed = EndEntityCert::try_from(first).ok()?;

@@ -1,5 +1,5 @@
-//! Checks of an end's own files: whether its certificate is usable, when it expires, and the
-//! differences between two sets of files.
+//! Checks of an end's own files: whether its certificate is usable, when it expires, and how two
+//! sets of files differ.
 //!
 //! As in qemu, a certificate that every peer would refuse is refused here, with the file's name: a
 //! certificate that has expired, is not valid yet, or is for the other end (extended key usage).
@@ -41,8 +41,8 @@ impl TlsServerConfig {
         check_dates(certificate, path, End::Server, UnixTime::now())
     }
 
-    /// Returns when this end's certificate expires, in seconds since 1970. None without
-    /// certificates.
+    /// Returns when this end's certificate expires, in seconds since 1970. None if it has no
+    /// certificate.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
         let (certificate, _) = self.sources.certificate.as_ref()?;
@@ -81,7 +81,7 @@ impl TlsServerConfig {
         }
     }
 
-    /// Returns false if no client can have this name, because it has no key here.
+    /// Returns false if no client can have this name, because no key is listed for it.
     #[must_use]
     pub fn may_know(&self, name: &str) -> bool {
         self.clients.as_ref().is_none_or(|clients| clients.has_name(name))
@@ -116,8 +116,8 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// Refuses a certificate that no server would accept now. Returns warnings for the operator:
-    /// that it expires soon, or that a revocation list has expired.
+    /// Refuses a certificate that no server would accept now. Returns warnings that it expires soon
+    /// or that a revocation list has expired.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file.
@@ -162,7 +162,7 @@ impl Clients {
     }
 }
 
-/// Refuses a certificate that is only for the other end.
+/// Refuses a certificate that is valid only for the other end.
 pub(super) fn check_purpose(
     certificate: &CertificateDer<'_>,
     path: &Path,

@@ -35,9 +35,9 @@ fn refuse<T>(why: &'static str) -> Result<T, ProofError> {
 /// Facts that identify a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProofFacts {
-    /// Session.
+    /// ID of the session.
     pub session: SessionId,
-    /// Path.
+    /// UUID of the path.
     pub path: PathUuid,
     /// Address of the client.
     pub client: IpAddr,
@@ -45,7 +45,7 @@ pub struct ProofFacts {
     pub server: IpAddr,
 }
 
-/// Exchange that a server has begun: everything that both ends sign.
+/// An exchange that a server has begun: everything that both ends sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     facts: ProofFacts,
@@ -141,7 +141,7 @@ fn check_signature(
 }
 
 impl TlsServerConfig {
-    /// Answers a challenge with this nonce: returns the message to the client, and the exchange
+    /// Answers a challenge with this nonce: returns the message for the client, and the exchange
     /// that the client must sign. Takes a fraction of a millisecond.
     ///
     /// # Errors
@@ -167,8 +167,8 @@ impl TlsServerConfig {
         Ok((ChallengeRsp { version: AUTH_VERSION, nonce, proof }, exchange))
     }
 
-    /// Checks the data of an AUTH and returns the identity of the client. Takes a fraction of a
-    /// millisecond.
+    /// Checks the data of an AUTH message and returns the identity of the client. Takes a fraction
+    /// of a millisecond.
     ///
     /// # Errors
     /// Returns the reason why the proof is invalid.

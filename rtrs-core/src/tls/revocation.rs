@@ -1,13 +1,13 @@
 //! Certificate verifiers that check every certificate of a chain against the revocation lists.
 //!
-//! rustls applies one strictness to a whole chain, but two are needed. A peer's own certificate is
-//! refused if its CA has no list. An intermediate CA is refused only if a list revokes it: its
-//! issuer may well have no list, which causes a warning when the files are read. So a chain with
-//! intermediates is verified twice. Both passes agree on the list of the peer's own certificate,
-//! because only one key has signed that certificate.
+//! rustls applies one level of strictness to a whole chain, but two are needed. A peer's own
+//! certificate is refused if its CA has no list. An intermediate CA is refused only if a list
+//! revokes it: its issuer may well have no list, which causes a warning when the files are read. So
+//! a chain with intermediates is verified twice. Both passes agree on the list of the peer's own
+//! certificate, because only one key has signed that certificate.
 //!
-//! A CA of `ca-cert.pem` is trusted regardless of the chain, so lists never apply to it during
-//! verification; `lists.rs` finds those that other CAs of the file have revoked.
+//! A CA in `ca-cert.pem` is trusted regardless of the chain, so lists never apply to it during
+//! verification; `lists.rs` finds those that other CAs in the file have revoked.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ struct Verifiers<V: ?Sized> {
     chain: Arc<V>,
 }
 
-/// Creates the verifier for certificates of clients.
+/// Creates the verifier for client certificates.
 pub(super) fn client_verifier(
     roots: &Arc<RootCertStore>,
     lists: &[CertificateRevocationListDer<'static>],
@@ -47,7 +47,7 @@ pub(super) fn client_verifier(
     Ok(Arc::new(Verifiers { leaf, chain }))
 }
 
-/// Creates the verifier for certificates of servers.
+/// Creates the verifier for server certificates.
 pub(super) fn server_verifier(
     roots: &Arc<RootCertStore>,
     lists: &[CertificateRevocationListDer<'static>],
@@ -65,7 +65,7 @@ pub(super) fn server_verifier(
     Ok(Arc::new(Verifiers { leaf, chain }))
 }
 
-/// Methods that are the same for both traits.
+/// Methods that both traits share.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(

@@ -22,7 +22,7 @@ use crate::tests::certificates::{Authority, TestDir, Wanted, certificates, write
 
 mod chains;
 
-/// Treats every four bytes as a request.
+/// Treats every four bytes as one request.
 fn request_len(_: &[u8]) -> Option<usize> {
     Some(4)
 }
@@ -33,7 +33,7 @@ fn server_of(config: &TlsServerConfig) -> Handshake {
     Handshake::new(Begin::Server { config: config.clone(), request_len })
 }
 
-/// Runs a handshake of both ends and returns the outcome of each.
+/// Runs a handshake between both ends and returns each end's outcome.
 fn handshake(client: &TlsClientConfig, server: &TlsServerConfig) -> (Outcome, Outcome) {
     let name = client.name.clone();
     let name = name.unwrap_or_else(|| ServerName::try_from("127.0.0.1").unwrap());
@@ -95,7 +95,7 @@ fn certificates_identify_both_ends() {
     assert_eq!(server.session.peer.who, Who::Certificate("db1".into()));
     assert_eq!(server.session.peer.cipher, Some("TLS_AES_128_GCM_SHA256"));
     assert_eq!(client.session.peer.who, Who::Anonymous);
-    // Without other names the common name is used.
+    // Without other names, the common name is used.
     place.authority.issue(place.path(), &Wanted { names: &[], ..Wanted::CLIENT });
     let (_, server) = handshake(&place.client(), &place.server());
     assert_eq!(server.unwrap().session.peer.who, Who::Certificate("a client".into()));
@@ -118,7 +118,7 @@ fn errors_name_the_end_and_the_file() {
     let text = failure(handshake(&place.client(), &place.server()).0);
     let why = "the peer's certificate is not for 127.0.0.1; it has other.example, 10.0.0.9";
     assert!(text.contains(why), "{text}");
-    // The certificate is for the other end.
+    // The certificate is for the other end of the connection.
     place.authority.issue(place.path(), &Wanted::SERVER);
     place
         .authority
@@ -133,7 +133,7 @@ fn errors_name_the_end_and_the_file() {
     for part in ["server-key.pem", "does not belong to the certificate", "server-cert.pem"] {
         assert!(text.contains(part), "{text}");
     }
-    // One end has keys, and the other certificates.
+    // One end has keys, the other has certificates.
     let [server, client] = [(); 2].map(|()| PrivateKey::generate().unwrap());
     let place = Place::new();
     let known = raw(&[("db1", &client)], &server);
@@ -182,7 +182,7 @@ fn a_ca_certificate_is_not_a_client_certificate() {
     assert!(text.contains("the peer's certificate is a CA certificate (basic"), "{text}");
     let text = client.check_own().unwrap_err().to_string();
     assert!(text.contains("client-cert.pem: the certificate is a CA certificate"), "{text}");
-    // The client's description of the alert.
+    // This is how the client describes the alert.
     let heard = |raw_keys| super::alert_text(AlertDescription::CertificateUnknown, raw_keys, None);
     assert_eq!(heard(true), "our key is not known to the peer");
     assert_eq!(heard(false), "the peer does not accept our certificate");
@@ -249,7 +249,7 @@ fn raw_keys_identify_both_ends() {
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     let (_, at_server) = handshake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
-    // The server is not the pinned one, or the client is unknown.
+    // Either the server is not the pinned one, or the client is unknown.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
     let text = failure(handshake(&pinned, &known).1);
     assert_eq!(text, "the client does not know the key of this server: its server-key differs");
@@ -261,7 +261,7 @@ fn raw_keys_identify_both_ends() {
     at_client.unwrap();
     let why = format!("the peer's key is not known here ({})", client.public().fingerprint());
     assert!(failure(at_server).contains(&why));
-    // One of several pins is enough, while the server's key is being replaced.
+    // One of several pins is enough, for use while the server's key is being replaced.
     let pins = [other.public(), server.public()];
     let both = TlsClientConfig::with_keys(&client, &pins).unwrap();
     handshake(&both, &known).1.unwrap();
@@ -443,7 +443,7 @@ fn a_key_is_written_once_and_read_back() {
         let text = PrivateKey::read(&path).unwrap_err().to_string();
         assert!(text.contains("it is encrypted") && text.contains("openssl pkey"), "{text}");
     }
-    // RFC 8410 section 10.3, as openssl writes it.
+    // The example in RFC 8410 section 10.3, as openssl writes it.
     let pem = "-----BEGIN PRIVATE KEY-----\n\
                MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC\n\
                -----END PRIVATE KEY-----\n";

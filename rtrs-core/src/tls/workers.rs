@@ -68,7 +68,7 @@ enum Role {
 struct Queue<J = Job, T = Task> {
     jobs: VecDeque<J>,
     tasks: VecDeque<T>,
-    /// The work taken last was a task.
+    /// The last work taken was a task.
     task_last: bool,
     closed: bool,
 }
@@ -130,7 +130,7 @@ impl TlsEndpoint {
     /// Uses this configuration for new connections of a server. Returns its number, which is part
     /// of each [`Proof`](crate::fabric::Proof) checked against it. If the new configuration equals
     /// the current one, the current one stays in use and keeps its number, so that clients that are
-    /// proving their identity need not start again.
+    /// proving their identity need not start over.
     pub fn replace(&self, mut config: TlsServerConfig) -> u64 {
         let mut role = self.role.write();
         config.generation = match &*role {
@@ -153,7 +153,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// Returns the differences between a configuration and the current one of a server.
+    /// Returns the differences between a configuration and a server's current one.
     pub fn changes_to(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {
             Role::Server(before) => config.changes_since(before),
@@ -161,8 +161,8 @@ impl TlsEndpoint {
         }
     }
 
-    /// Checks whether a configuration that was reread can replace the current one of a server.
-    /// Returns the problem with its certificate, if that certificate is the one in use.
+    /// Checks whether a configuration that was reread can replace a server's current one. Returns
+    /// the problem with its certificate, if that certificate is the one in use.
     ///
     /// # Errors
     /// Returns a [`TlsConfigError`] that names the file.
@@ -214,9 +214,9 @@ impl TlsEndpoint {
         }
     }
 
-    /// Begins the handshake with a server, whose certificate must contain this name or, without a
-    /// name, the server's address. The request is sent with the end of the handshake. Returns None
-    /// at a server's endpoint.
+    /// Begins the handshake with a server, whose certificate must contain this name or, if there is
+    /// none, the server's address. The request is sent along with the end of the handshake. Returns
+    /// None at a server's endpoint.
     pub(crate) fn connect(
         &self,
         address: IpAddr,
@@ -243,8 +243,8 @@ impl TlsEndpoint {
         })
     }
 
-    /// Runs a task on a thread with the current configuration of a server. Returns false if too
-    /// many tasks are queued, or at a client's endpoint.
+    /// Runs a task on a thread with a server's current configuration. Returns false if too many
+    /// tasks are queued, or at a client's endpoint.
     pub fn compute(&self, task: impl FnOnce(&TlsServerConfig) + Send + 'static) -> bool {
         let config = match &*self.role.read() {
             Role::Server(config) => config.clone(),

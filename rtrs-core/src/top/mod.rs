@@ -1,9 +1,9 @@
-//! `top` of both daemons: live rates of sessions, paths and exports.
+//! `top` for both daemons: live rates of sessions, paths and exports.
 //!
 //! A daemon's command supplies a function that requests counters ([`Group`]); everything else is
 //! here. On a terminal the view fills the screen and responds to keys (`screen.rs`). Otherwise each
-//! interval is printed as a few lines of text, or one line of JSON. Rates are the differences of
-//! two samples (`rates.rs`), so that nothing additional is measured on an IO path. A session that
+//! interval is printed as a few lines of text, or one line of JSON. Rates are the differences
+//! between two samples (`rates.rs`), so nothing extra is measured on an IO path. A session that
 //! ends, appears or restarts has no rates for that interval, and does not end the command.
 
 mod rates;
@@ -89,7 +89,7 @@ pub fn run<K: ErrorClass>(
     };
     shown.or_else(|end| match end {
         End::Failed(error) => Err(error),
-        // A reader that has closed its end, such as `head`, is not an error.
+        // It is not an error if a reader such as `head` has closed its end.
         End::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         End::Output(error) => Err(CommandError::with_source(K::SYSTEM, "cannot print", error)),
     })
@@ -109,7 +109,7 @@ impl<K: ErrorClass> From<io::Error> for End<K> {
     }
 }
 
-/// Prints each interval at its end.
+/// Prints each interval when it ends.
 fn lines<K: ErrorClass>(
     args: &IntervalArgs,
     output: Output,

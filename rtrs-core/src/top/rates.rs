@@ -1,4 +1,4 @@
-//! Samples of counters, and the rates between two samples.
+//! Counter samples, and the rates between two samples.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub struct ReadsWrites {
     pub write_bytes: u64,
 }
 
-/// Counters that only increase while a process runs.
+/// Counters that only increase while the process is running.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Number of completed IOs.
@@ -55,17 +55,17 @@ impl Counters {
     }
 }
 
-/// Line of a sample: a session, a path or an export.
+/// An entry of a sample: a session, a path or an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Name.
     pub name: String,
-    /// Identifier, such as a process, that distinguishes the entry from a later entry with the same
-    /// name.
+    /// Identifier, such as a process ID, that distinguishes the entry from a later one with the
+    /// same name.
     pub instance: String,
     /// State.
     pub state: String,
-    /// Number of connected paths and number of all paths, if the entry has paths.
+    /// Number of connected paths and total number of paths, if the entry has paths.
     pub paths_up: Option<(usize, usize)>,
     /// Number of requests in flight.
     pub inflight: Option<u64>,
@@ -75,7 +75,7 @@ pub struct Entry {
     pub paths: Vec<Self>,
 }
 
-/// Entries of a kind.
+/// All entries of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Name of the kind: `sessions` or `exports`.
@@ -95,7 +95,7 @@ pub struct Sample {
     pub groups: Vec<Group>,
 }
 
-/// Line of the view. There are no rates without counters for the whole interval.
+/// A row of the view. There are no rates unless there are counters for the whole interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name.
@@ -105,7 +105,7 @@ pub struct Row {
     /// Number of connected paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paths_connected: Option<usize>,
-    /// Number of all paths.
+    /// Total number of paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paths_total: Option<usize>,
     /// Length in seconds of the interval that the rates cover. The daemons answer one after
@@ -136,12 +136,12 @@ pub struct Row {
     /// Time spent in each part of IOs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parts_us: BTreeMap<String, PartTimes>,
-    /// Lines below this one.
+    /// Rows of this row's paths.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Self>,
 }
 
-/// Times of a part of IOs, in microseconds.
+/// Times for one part of the IOs, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PartTimes {
     /// Average.
@@ -152,7 +152,7 @@ pub struct PartTimes {
     pub p99: f64,
 }
 
-/// View of an interval.
+/// The rates during an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct View {
     /// End of the interval, in seconds since 1970.
@@ -165,7 +165,7 @@ pub struct View {
 }
 
 impl View {
-    /// Computes the rates between two samples, the second of which was taken at `time`.
+    /// Computes the rates between two samples; `time` is when the second was taken.
     #[must_use]
     pub fn between(before: &Sample, now: &Sample, time: f64) -> Self {
         let since = |now: Instant, before| now.saturating_duration_since(before).as_secs_f64();
@@ -259,8 +259,8 @@ fn part_times(times: &[Bucket]) -> Option<PartTimes> {
     Some(PartTimes { avg, p50: quantile(times, 0.5)?, p99: quantile(times, 0.99)? })
 }
 
-/// Returns the time in microseconds that the given fraction of all times does not exceed. Times are
-/// assumed to be evenly distributed within a bucket.
+/// Returns a quantile of the times, in microseconds. Times are assumed to be evenly distributed
+/// within a bucket.
 fn quantile(times: &[Bucket], part: f64) -> Option<f64> {
     let total: u64 = times.iter().map(|one| one.count).sum();
     let wanted = part * total as f64;

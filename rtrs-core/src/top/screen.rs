@@ -1,8 +1,8 @@
-//! View on a terminal: a full screen that responds to keys.
+//! View on a terminal: full-screen, and responding to keys.
 //!
-//! While the view is shown, the terminal neither echoes nor waits for line ends. [`restore`]
-//! reverts that in all cases: at the end, on an error, in a panic, and on signals that terminate or
-//! stop the process. Only SIGKILL leaves the terminal unrestored; `reset` helps then.
+//! While the view is shown, the terminal neither echoes nor waits for line ends. [`restore`] undoes
+//! this in all cases: at the end, on errors, on panics, and on signals that terminate or stop the
+//! process. Only SIGKILL leaves the terminal unrestored; `reset` helps then.
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc::{self, Sender};
@@ -44,7 +44,7 @@ enum Event<K: ErrorClass> {
     Sample(Result<Sample, CommandError<K>>),
     Keys(Vec<u8>),
     Redraw,
-    /// There will be no more keys.
+    /// No more keys will arrive.
     Closed,
 }
 
@@ -124,14 +124,14 @@ fn frame(lines: &[String], rows: usize, columns: usize) -> String {
     format!("{HOME}{}{CLEAR_REST}", shown.join("\r\n"))
 }
 
-/// Terminates, stops and continues the process on signals, with the terminal in the right mode.
+/// Terminates, stops and continues the process on signals, keeping the terminal in the right mode.
 fn watch_signals<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             match signal {
                 SIGWINCH => {}
-                // If the terminal is closed, reading from it reports that.
+                // If the terminal is closed, reading from it fails.
                 SIGCONT => drop(enter()),
                 _ => {
                     let mut original = ORIGINAL.lock();
@@ -167,7 +167,7 @@ fn watch_keys<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes a sample at the end of each interval. A daemon that hangs does not delay keys.
+/// Takes a sample at the end of each interval. A hanging daemon does not delay keys.
 fn watch_source<K: ErrorClass>(
     events: Sender<Event<K>>,
     first: &Sample,

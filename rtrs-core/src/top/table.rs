@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::rates::{Row, View};
 use crate::settings::printable;
 
-/// Content of a column.
+/// Contents of a column.
 #[derive(Clone, Copy)]
 enum Shown {
     Text(fn(&Row) -> &str),
@@ -33,7 +33,7 @@ const fn column(title: &'static str, key: Option<char>, shown: Shown, rank: (u8,
     Column { title, key, shown, rank }
 }
 
-/// All columns, from left to right. The first is as wide as necessary.
+/// All columns, from left to right. The first is as wide as it needs to be.
 const COLUMNS: [Column; 18] = [
     column("NAME", Some('n'), Shown::Text(|row| &row.name), (0, 0)),
     column("STATE", Some('s'), Shown::Text(|row| &row.state), (0, 2)),
@@ -69,7 +69,7 @@ fn kib_per_io(row: &Row) -> Option<f64> {
 
 /// Width of a number.
 const NUMBER_WIDTH: usize = 8;
-/// Width of the states of all daemons, except for rare long ones.
+/// Width of all daemons' states, except for rare long ones.
 const STATE_WIDTH: usize = 12;
 /// Width of `2/2`.
 const PATHS_WIDTH: usize = 7;
@@ -113,8 +113,8 @@ impl Layout {
         COLUMNS.iter().find(|column| column.key == Some(self.sort))
     }
 
-    /// Compares two rows: texts ascending, numbers descending, rows without a value last. Equal
-    /// rows are ordered by name.
+    /// Compares two rows: text in ascending order, numbers in descending order, rows without a
+    /// value last. Equal rows are ordered by name.
     fn compare(&self, a: &Row, b: &Row) -> Ordering {
         let fall = |of: &dyn Fn(&Row) -> Option<f64>| {
             let number = |row| of(row).unwrap_or(f64::NEG_INFINITY);
@@ -130,7 +130,7 @@ impl Layout {
         order.then_with(|| a.name.cmp(&b.name))
     }
 
-    /// Formats a view: for each group a line of titles, then its rows.
+    /// Formats a view: for each group, a line of titles, followed by its rows.
     #[must_use]
     pub fn lines(&self, view: &View) -> Vec<String> {
         let mut lines = Vec::new();
@@ -247,7 +247,7 @@ fn text(column: &Column, row: &Row) -> String {
     }
 }
 
-/// Formats a number with as many digits as needed to distinguish it from others.
+/// Formats a number with as many digits as are needed to tell it apart from others.
 fn number_text(number: f64) -> String {
     if number < 10.0 {
         format!("{number:.2}")
@@ -377,7 +377,7 @@ mod tests {
         for words in ["avg us", "queue us", "net us", "srvq us", "disk us"] {
             assert!(titles(80, true).contains(words), "{words}");
         }
-        // The columns that remain are cut by the screen.
+        // The screen truncates the remaining columns.
         let least = Layout { width: 10, ..Layout::default() }.lines(&view);
         assert!(least[0].starts_with("SESSIONS") && least[0].ends_with("p99 us"), "{least:?}");
     }

@@ -18,7 +18,7 @@ message! {
     pub struct Challenge[72] = "CHALLENGE", type 0x8003 {
         /// [`AUTH_VERSION`].
         2 version: u16,
-        /// Random bytes of the client.
+        /// Random bytes from the client.
         8 nonce: [u8; 32],
         /// SHA-256 of the credential that the client will present ([`Credential::bytes`]).
         40 credential: [u8; 32],
@@ -26,7 +26,7 @@ message! {
 }
 
 message! {
-    /// AUTH: the client proves its identity. The data of its WRITE is a [`SignedProof`].
+    /// AUTH: the client proves its identity. The data of the WRITE is a [`SignedProof`].
     pub struct Auth[8] = "AUTH", type 0x8004 {
         /// [`AUTH_VERSION`].
         2 version: u16,
@@ -103,8 +103,8 @@ impl SignedProof {
     /// Reads a proof at the start of `bytes`.
     ///
     /// # Errors
-    /// Input too short or too long, an unknown kind, or a number of keys or certificates that does
-    /// not fit the kind.
+    /// Input that is too short or too long, an unknown kind, or a number of keys or certificates
+    /// that does not match the kind.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         let kind = CredentialKind::from_wire(head[0]).ok_or_else(|| {
@@ -148,7 +148,7 @@ impl SignedProof {
 pub struct ChallengeRsp {
     /// [`AUTH_VERSION`].
     pub version: u16,
-    /// Random bytes of the server.
+    /// Random bytes from the server.
     pub nonce: [u8; 32],
     /// Proof of the server's identity.
     pub proof: SignedProof,
@@ -176,7 +176,7 @@ impl ChallengeRsp {
     /// Reads the message. The caller must validate the version.
     ///
     /// # Errors
-    /// A short message, a wrong type, or an invalid proof.
+    /// A message that is too short, a wrong type, or an invalid proof.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, Self::EXPECTED)?;

@@ -1,11 +1,11 @@
-//! Byte-wise little-endian loads and stores over fixed arrays and checked prefixes.
+//! Bytewise little-endian loads and stores in fixed arrays and checked prefixes.
 //!
 //! Every decoder first converts its input to an array of the message's fixed length with [`fixed`];
 //! from then on offsets are constants and no access can be out of bounds. Alignment does not
 //! matter, and no struct is ever overlaid on memory.
 //!
-//! `message!` declares a message of fixed length as a list of fields with their offsets, `codes!`
-//! an enum with its codes on the wire.
+//! `message!` declares a fixed-length message as a list of fields with their offsets; `codes!`
+//! declares an enum with its wire codes.
 
 use super::error::WireError;
 use crate::identity::ServerProcess;
@@ -19,8 +19,8 @@ pub(super) fn fixed<'a, const N: usize>(
     bytes.first_chunk::<N>().ok_or_else(|| WireError::short(message, N, bytes.len()))
 }
 
-/// Returns `N` bytes at a constant offset of an array. Panics for a wrong offset, which is a bug in
-/// the caller.
+/// Returns `N` bytes at a constant offset of an array. Panics if they are out of bounds, which is a
+/// bug in the caller.
 pub(super) fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
@@ -122,10 +122,10 @@ macro_rules! message {
                 super::bytes::put(&mut out, 0, Self::TYPE.to_le_bytes());
                 out
             }
-            /// Decodes the message. The caller must validate its numbers.
+            /// Decodes the message. The caller must validate its values.
             ///
             /// # Errors
-            /// Short message, wrong type.
+            /// If the message is too short or has the wrong type.
             pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
                 let bytes: &[u8; Self::LEN] = super::bytes::fixed(Self::NAME, bytes)?;
                 let expected = concat!(stringify!($kind), " (", $text, ")");
@@ -141,7 +141,7 @@ macro_rules! message {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name { $($(#[$doc])+ pub $field: $type,)+ }
         impl $name {
-            /// Bytes of the message.
+            /// Length of the message in bytes.
             pub const LEN: usize = $len;
             const NAME: &str = $text;
             fn store(&self) -> [u8; Self::LEN] {
@@ -164,7 +164,7 @@ macro_rules! message {
     (load $bytes:ident, $at:literal) => { super::bytes::Field::load($bytes, $at) };
 }
 
-/// Declares an enum with the code of each value on the wire.
+/// Declares an enum with the wire code of each value.
 macro_rules! codes {
     ($(#[$meta:meta])+ pub enum $name:ident {
         $($(#[$doc:meta])+ $variant:ident = $code:literal,)+
@@ -173,11 +173,11 @@ macro_rules! codes {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum $name { $($(#[$doc])+ $variant = $code,)+ }
         impl $name {
-            /// Returns the code on the wire.
+            /// Returns the wire code.
             pub const fn to_wire(self) -> u8 {
                 self as u8
             }
-            /// Returns the value of a code, or None for an unknown code.
+            /// Returns the value for a code, or None if the code is unknown.
             pub const fn from_wire(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$variant),)+

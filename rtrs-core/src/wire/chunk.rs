@@ -53,7 +53,7 @@ impl ChunkLayout {
     /// Computes the layout of a request with this many bytes of data, user header and RTRS message.
     ///
     /// # Errors
-    /// Header and message exceed `max_hdr_size`, or the whole request exceeds the chunk.
+    /// The header and message exceed `max_hdr_size`, or the whole request exceeds the chunk.
     pub fn new(
         data_len: u32,
         usr_len: u16,
@@ -128,16 +128,16 @@ pub enum UserMessage<'a> {
     Open {
         /// Access mode.
         access: AccessMode,
-        /// Whether the client returns; see [`Open::returns`].
+        /// Whether the client is returning; see [`Open::returns`].
         returns: bool,
         /// Name of the device, without its NUL; at most 254 bytes, possibly empty.
         dev_name: &'a [u8],
     },
-    /// Read, write, flush, discard, write zeroes or extents.
+    /// Read, write, flush, discard, write zeroes, or extents.
     Io(RwOp, IoHeader),
     /// Close a device.
     Close(Close),
-    /// Discard late requests of a dead path. Extension.
+    /// Discard late requests from a dead path. Extension.
     Fence(Fence),
     /// Move a device to another gateway. Extension.
     Move(Move),
@@ -148,7 +148,7 @@ pub enum UserMessage<'a> {
     },
     /// Prove the server's identity; the answer is a [`ChallengeRsp`]. Extension.
     Challenge(Challenge),
-    /// Prove the client's identity with the data of the request. Extension.
+    /// Prove the client's identity with the request's data. Extension.
     Auth(Auth),
 }
 
@@ -231,7 +231,7 @@ impl ChunkRequest {
     }
 
     /// Validates the user header. `header` is a copy of [`ChunkRequest::user_range`], `ver` the
-    /// version negotiated by SESS_INFO, 0 before.
+    /// version negotiated by SESS_INFO, or 0 before that.
     ///
     /// # Errors
     /// An unknown or short message, an unterminated name, an unknown operation, or inconsistent
@@ -297,13 +297,13 @@ impl ChunkRequest {
                 self.check_size(io.bi_size)?;
                 self.check_desc()?;
             }
-            // The size in the header is that of the range, not of the answer.
+            // The size in the header is that of the range, not that of the answer.
             RwOp::Extents => self.check_answer_room(extents::LEN_MIN)?,
             RwOp::Write | RwOp::PartialWrite => {
                 self.check_size(io.bi_size)?;
                 self.check_direction(false)?;
             }
-            // A flush is sent as a READ without descriptor; a WRITE would be equally unambiguous.
+            // A flush is sent as a READ without a descriptor; a WRITE would be equally unambiguous.
             RwOp::Flush => self.check_no_data()?,
             RwOp::Discard | RwOp::SecureErase | RwOp::WriteZeroes => {
                 self.check_no_data()?;
@@ -358,7 +358,7 @@ impl ChunkRequest {
         Err(WireError { message: NAME, at: 0, fault })
     }
 
-    /// Checks that an AUTH has a proof of a valid length.
+    /// Checks that an AUTH carries a proof of valid length.
     fn check_proof(&self) -> Result<(), WireError> {
         if (1..=SignedProof::LEN_MAX).contains(&(self.data_len as usize)) {
             return Ok(());

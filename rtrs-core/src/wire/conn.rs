@@ -2,8 +2,8 @@
 //!
 //! Decoding makes every check that the kernel makes on the bytes alone (rtrs-srv.c,
 //! rtrs_rdma_connect; rtrs-clt.c, rtrs_rdma_conn_established); a server refuses an invalid CON_REQ
-//! with ECONNRESET. Input may be longer than 56 bytes, since CM pads it. The sessions make the
-//! checks that need state (UUIDs, queue depth over reconnects).
+//! with ECONNRESET. Input may be longer than 56 bytes, since CM pads it. Sessions make the checks
+//! that need state (UUIDs, queue depth across reconnects).
 
 use super::bytes::{fixed, put, u16_at};
 use super::errno;
@@ -39,11 +39,11 @@ message! {
     pub struct ConnReq[56] = "CON_REQ" {
         /// Index of this connection, below `cid_num`. 0 is the service connection.
         6 cid: ConnIndex,
-        /// Number of connections of this path, including the service connection; 1 to 4096.
+        /// Number of connections on this path, including the service connection; 1 to 4096.
         8 cid_num: u16,
         /// Number of connects of this path so far, including this one. Kernels do not check it.
         10 recon_cnt: u16,
-        /// UUID of the path; stable over its reconnects.
+        /// UUID of the path; stable across reconnects.
         12 path_uuid: PathUuid,
         /// ID of the session; the same on all its paths.
         28 session_id: SessionId,
@@ -89,15 +89,15 @@ impl ConnReq {
 message! {
     /// CON_RSP: private data of an accept or a reject.
     ///
-    /// Bounds and flags are valid on connection 0 only.
+    /// Bounds and flags are valid only on connection 0.
     pub struct ConnRsp[56] = "CON_RSP" {
-        /// 0 with an accept, a negative errno with a reject.
+        /// 0 in an accept, a negative errno in a reject.
         4 errno: i16,
-        /// Number of chunks of the session; stable over reconnects.
+        /// Number of chunks of the session; stable across reconnects.
         6 queue_depth: u16,
         /// Maximum user data of a request, in bytes.
         8 max_io_size: u32,
-        /// Room for user header and RTRS message, in bytes.
+        /// Room for the user header and the RTRS message, in bytes.
         12 max_hdr_size: u32,
         /// Each answer is a SEND_WITH_IMM that carries a new key (`always_invalidate`).
         16 & 2 new_rkey: bool,
@@ -126,7 +126,7 @@ impl ConnRsp {
     }
 
     /// Creates a reject with this positive errno. 0 becomes ECONNRESET, because the kernel's client
-    /// ignores a reject without an error and waits for its 30 s timeout.
+    /// ignores a reject without an error and waits for its 30 s timeout to expire.
     pub fn reject(errno: u16) -> Self {
         let errno = match errno::fit(i32::from(errno)) {
             0 => errno::ECONNRESET,

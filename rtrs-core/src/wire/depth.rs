@@ -1,9 +1,9 @@
 //! Extensions that a client announces in CON_REQ: its queue depth and supported features.
 //!
-//! A server that is short of memory grants a new session of such a client fewer chunks, and refuses
-//! other clients. On reconnect the client repeats the depth of its session, so that a server that
-//! does not know the session (or no longer does) grants the same depth. The extensions use bytes of
-//! CON_REQ that kernels leave zero and do not read (docs/PROTOCOL.md, "The queue depth").
+//! A server that is short of memory grants fewer chunks to a new session of such a client, and
+//! refuses other clients. On reconnect, the client repeats its session's depth, so that a server
+//! that does not (or no longer) know the session grants the same depth. The extensions use bytes of
+//! CON_REQ that kernels set to zero and do not read (docs/PROTOCOL.md, "The queue depth").
 
 use super::bytes::{put, u16_at};
 
@@ -16,7 +16,7 @@ const AUTHENTICATES: u8 = 8;
 const GATEWAYS: u8 = 16;
 const INFO_REFUSALS: u8 = 32;
 
-/// Features of a client beyond the kernel's: 11 bytes at offset 45 of CON_REQ.
+/// Client features beyond the kernel's: 11 bytes at offset 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientExtensions {
     /// The client accepts a queue depth below the one in the server's settings.
@@ -32,7 +32,7 @@ pub struct ClientExtensions {
     pub gateways: bool,
     /// The client supports refusals in INFO_RSP ([`InfoRsp::refusal`](super::InfoRsp::refusal)).
     pub info_refusals: bool,
-    /// Queue depth of the client's session; 0 before its first connect.
+    /// Queue depth of the client's session; 0 before its first connection.
     pub queue_depth: u16,
 }
 
@@ -56,7 +56,7 @@ impl ClientExtensions {
         out
     }
 
-    /// Decodes the extensions of CON_REQ. Without the mark the client has no extensions; unknown
+    /// Decodes the extensions of CON_REQ. Without the mark, the client has no extensions; unknown
     /// bits and bytes are ignored.
     pub fn decode(ext: &[u8; 11]) -> Self {
         if ext[..4] != MARK {

@@ -3,8 +3,8 @@
 //! A server that supports DISCOVER announces this in CON_RSP
 //! ([`Extensions`](super::Extensions::discover)); the message is never sent to other servers. It is
 //! the user message of a READ. The answer is one page of the list, ordered by name; the next page
-//! begins after the last name of a page. A page contains at least one entry, so that a client that
-//! requests page after page makes progress.
+//! begins after the last name on this one. A page contains at least one entry, so that a client
+//! that requests page after page makes progress.
 
 use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at};
 use super::error::{Fault, WireError};
@@ -40,13 +40,13 @@ impl Discover {
     /// Decodes the message.
     ///
     /// # Errors
-    /// Short message, wrong type, unterminated name.
+    /// A message that is too short, a wrong type, or an unterminated name.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         Self::decode_in_place(bytes)?;
         Ok(Self { after: Name::from_field(Self::NAME, bytes, 6)? })
     }
 
-    /// Like [`Discover::decode`], but returns the name in place.
+    /// Like [`Discover::decode`], but returns the name without copying it.
     pub(super) fn decode_in_place(bytes: &[u8]) -> Result<&[u8], WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, EXPECTED)?;
@@ -133,7 +133,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Minimum space that a client must provide for the answer: for any one export.
+    /// Minimum space that a client must provide for the answer: enough for any one export.
     pub const LEN_MIN: usize = Self::HEAD + Discovered::FIXED + NAME_LEN_MAX;
     /// Maximum space that a server uses.
     pub const LEN_MAX: usize = 4096;
@@ -143,7 +143,7 @@ impl Page {
     const HEAD: usize = 8;
     const MORE: u32 = 1;
 
-    /// Creates the page of these exports, which are in order, that fits in `room` bytes.
+    /// Creates a page of as many of these exports, which are in order, as fit in `room` bytes.
     pub fn fill(exports: impl Iterator<Item = Discovered>, room: usize) -> Self {
         let (mut left, mut page) =
             (room.min(Self::LEN_MAX).saturating_sub(Self::HEAD), Self::default());
@@ -173,7 +173,7 @@ impl Page {
     /// Decodes the message.
     ///
     /// # Errors
-    /// Short message, wrong type, an invalid name, or a page without entries that is not the last.
+    /// A short message, wrong type or invalid name, or a page without entries that is not the last.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, EXPECTED)?;

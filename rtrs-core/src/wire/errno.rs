@@ -1,6 +1,6 @@
 //! Linux errno values by name, and their mapping to the nine error bits of an immediate.
 //!
-//! The kernel sends the absolute errno modulo 512, so that its internal codes alias others: 524
+//! The kernel sends the absolute errno modulo 512, so its internal codes alias others: 524
 //! (ENOTSUPP) arrives as ENOMEM, 512 as success. [`fit`] maps them to codes below 512 with the same
 //! meaning. The numbers are those of the generic Linux ABI on every architecture, since a wire
 //! value must not depend on the host.
@@ -12,7 +12,7 @@ macro_rules! errno {
             pub const $name: u16 = $number;
         )*
 
-        /// Returns the name of a positive errno, such as `ENOENT`; a description for 0 and for
+        /// Returns the name of a positive errno, such as `ENOENT`, or a description for 0 and for
         /// unknown values.
         pub const fn errno_name(errno: u16) -> &'static str {
             match errno {
@@ -41,12 +41,12 @@ errno! {
 /// Errors below this value fit in an immediate.
 pub const ERRNO_END: u16 = 512;
 
-/// Maps an errno of either sign to a positive code below 512; 0 only for 0.
+/// Maps an errno of either sign to a positive code below 512, or 0 to 0.
 pub const fn fit(errno: i32) -> u16 {
     match errno.unsigned_abs() {
         #[allow(clippy::cast_possible_truncation, reason = "below 512")]
         code @ 0..512 => code as u16,
-        // Internal restart codes of the kernel.
+        // The kernel's internal restart codes.
         512..=516 => EINTR,
         // EPROBE_DEFER and EJUKEBOX.
         517 | 528 => EAGAIN,

@@ -1,8 +1,8 @@
-//! Decoding errors, with the position of the invalid byte.
+//! Decoding errors, with the position of the error.
 //!
 //! All decoders share one small `Copy` error, so that refusing a message costs no more than
-//! accepting it. Positions count from the start of the named message, except where the text refers
-//! to a chunk. The error contains no content of the message beyond one number.
+//! accepting it. Positions are relative to the start of the named message, unless the text refers
+//! to a chunk. Apart from one number, the error contains none of the message's content.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub struct WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The message ends before its fixed part does.
+    /// The message ends before the end of its fixed part.
     Short {
         /// Required number of bytes.
         need: usize,
@@ -50,7 +50,7 @@ pub enum Fault {
         /// Value of the limit.
         bound: u64,
     },
-    /// A name has no NUL within its field.
+    /// A name is not terminated by a NUL within its field.
     Unterminated,
     /// Unknown operation.
     UnknownOp(u8),
@@ -71,7 +71,7 @@ impl WireError {
         Self { message, at, fault: Fault::Value { field, found, expected } }
     }
 
-    /// Returns the errno with which to answer a request with this error, if it is answered.
+    /// Returns the errno for answering a request with this error, if it is answered.
     pub const fn errno(&self) -> u16 {
         match self.fault {
             Fault::UnknownOp(_) => errno::EOPNOTSUPP,

@@ -23,7 +23,7 @@ message! {
 }
 
 impl Default for SessInfo {
-    /// Returns the message of this implementation.
+    /// Returns the message that this implementation sends.
     fn default() -> Self {
         Self { ver: RNBD_VERSION }
     }
@@ -79,9 +79,9 @@ impl AccessMode {
 pub struct Open {
     /// Access mode.
     pub access: AccessMode,
-    /// The client had the device open at this server before, and may still hold requests and data
-    /// from that time. An extension: valid only with room for the long [`OpenRsp`], since a
-    /// kernel's client does not set these bytes.
+    /// The client has had the device open on this server before, and may still hold requests and
+    /// data from that time. An extension: valid only if there is room for the long [`OpenRsp`],
+    /// since kernel clients do not set these bytes.
     pub returns: bool,
     /// Name of the device; the server defines the meaning of names.
     pub dev_name: Name,
@@ -111,7 +111,7 @@ impl Open {
         Ok(Self { access, returns, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
     }
 
-    /// Like [`Open::decode`], but returns the name in place.
+    /// Like [`Open::decode`], but without copying the name.
     pub(super) fn decode_in_place(bytes: &[u8]) -> Result<(AccessMode, bool, &[u8]), WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, (TYPE_OPEN, "2 (OPEN)"))?;
@@ -149,7 +149,7 @@ message! {
         36 physical_block_size: u16,
         /// Unit of IO in bytes; a client refuses 0.
         38 logical_block_size: u16,
-        /// Maximum number of segments of a transfer; clients ignore it.
+        /// Maximum number of segments in a transfer; clients ignore it.
         40 max_segments: u16,
         /// Nonzero if secure erase is supported. Always 0, since the kernel's client fails on it.
         42 secure_discard: u16,
@@ -157,17 +157,17 @@ message! {
         44 rotational: bool,
         /// FUA is honored (cache policy bit 0).
         45 & 1 fua: bool,
-        /// The device has a volatile cache (cache policy bit 1). Without one, no flush and no FUA
-        /// arrives, and each write must be durable when it is answered.
+        /// The device has a volatile cache (cache policy bit 1). Without one, clients send neither
+        /// flushes nor FUA, and each write must be durable when it is answered.
         45 & 2 write_cache: bool,
         /// Epoch of the cache: acknowledged writes that were not flushed survive as long as the
         /// epoch does not change; 0 if unknown. An extension: valid only with
-        /// [`Extensions::cache_id`](super::Extensions::cache_id), since a kernel's server leaves
-        /// these bytes uninitialized.
+        /// [`Extensions::cache_id`](super::Extensions::cache_id), since kernel servers leave these
+        /// bytes uninitialized.
         48 cache_id: u64,
         /// When the epoch changes, all data is lost, flushed or not. Also an extension.
         46 & 1 volatile: bool,
-        /// Write zeroes is faster than writing data, and a request may demand that
+        /// Write zeroes is faster than writing data, and a request may require that
         /// ([`Rw::fast_only`](super::Rw::fast_only)). An extension: valid only with
         /// [`Extensions::lengths`](super::Extensions::lengths).
         46 & 2 fast_zero: bool,
@@ -191,7 +191,7 @@ pub struct OpenRspTail {
     pub secret: EvictionSecret,
     /// State of the server as a gateway, if the export can move between servers. A client that does
     /// not support this ([`ClientExtensions::gateways`](super::ClientExtensions::gateways)) can
-    /// open an export only at its active gateway.
+    /// open an export only through its active gateway.
     pub standing: Option<Standing>,
 }
 
@@ -265,7 +265,7 @@ impl OpenRefusal {
         out
     }
 
-    /// Decodes the text that a server may have written to a cleared answer; None if it wrote
+    /// Decodes the text that a server may have written to a cleared answer buffer; None if it wrote
     /// nothing. Control characters are replaced, since the text is shown in logs and terminals.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let text = bytes.strip_prefix(&Self::MARK)?;

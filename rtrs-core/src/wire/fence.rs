@@ -1,4 +1,4 @@
-//! FENCE: an extension with which a client makes the server discard late requests of a dead path.
+//! FENCE: an extension with which a client makes the server discard late requests from a dead path.
 //!
 //! A server that supports FENCE announces this in bytes of CON_RSP that the kernel's server leaves
 //! zero ([`Extensions`]); FENCE is never sent to other servers. FENCE is the user message of a
@@ -30,7 +30,7 @@ const PROCESS: u32 = 1024;
 /// kernels send zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
-    /// The server's discards and write zeroes clear the whole requested length. Kernel servers of
+    /// The server's discards and write zeroes clear the whole requested length. Kernel servers in
     /// Linux 6.12 to 6.18 lose that length, do nothing and report success, and nothing in their
     /// messages distinguishes them from others.
     pub lengths: bool,
@@ -38,14 +38,14 @@ pub struct Extensions {
     pub fence: bool,
     /// OPEN_RSP shows when unflushed writes are lost.
     pub cache_id: bool,
-    /// The server has an identity and a long OPEN_RSP. In an accept these are the bytes of its
-    /// [`ServerId`](crate::identity::ServerId), zeroes for none; in a reject with ESTALE those of
+    /// The server has an identity and a long OPEN_RSP. In an accept, these are the bytes of its
+    /// [`ServerId`](crate::identity::ServerId), zeroes for none; in a reject with ESTALE, those of
     /// the session's [`EvictionSecret`](crate::identity::EvictionSecret).
     pub identity: Option<[u8; 16]>,
     /// The server sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that support it.
     pub changed: bool,
     /// Answers on this path contain the server's times ([`TimedRkeyRsp`](super::TimedRkeyRsp)). Set
-    /// only with NEW_RKEY, and for a client that supports the times.
+    /// only with NEW_RKEY and for clients that support the times.
     pub times: bool,
     /// The server supports DISCOVER.
     pub discover: bool,
@@ -55,7 +55,7 @@ pub struct Extensions {
     /// The server has exports that move between servers, and supports MOVE ([`Move`](super::Move)).
     pub gateways: bool,
     /// The server supports announcements in HB_MSG ([`Imm::Heartbeat`](super::Imm::Heartbeat)): the
-    /// longest heartbeat interval on an idle path that the server waits for, in milliseconds.
+    /// longest heartbeat interval that the server accepts on an idle path, in milliseconds.
     pub idle_ms: Option<u32>,
     /// Process of the server. A FENCE names the process to which its path was connected.
     pub process: Option<ServerProcess>,
@@ -104,7 +104,7 @@ impl Extensions {
         out
     }
 
-    /// Decodes the extensions of CON_RSP. Without the mark the server has no extensions; unknown
+    /// Decodes the extensions in CON_RSP. Without the mark, the server has no extensions; unknown
     /// bits are ignored.
     pub fn decode(ext: &[u8; 36]) -> Self {
         if ext[..4] != MARK {

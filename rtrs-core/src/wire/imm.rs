@@ -1,9 +1,9 @@
 //! The 32-bit immediate: four type bits and 28 payload bits.
 //!
-//! A request's payload contains permit and offset; the number of bits of each follows from the
-//! queue depth and is a [`MemBits`]. Values here are host integers; a provider sends them
-//! big-endian. Decoding never fails: an unknown immediate is [`Imm::Unknown`], which both ends log
-//! and ignore, as kernels do.
+//! A request's payload contains the permit and the offset; the queue depth determines how many bits
+//! each has ([`MemBits`]). Values here are host integers; a provider sends them big-endian.
+//! Decoding never fails: an unknown immediate is [`Imm::Unknown`], which both ends log and ignore,
+//! as the kernel does.
 
 use super::errno;
 use crate::ids::PermitId;
@@ -43,14 +43,14 @@ pub enum Imm {
     /// HB_MSG: requires an immediate answer.
     Heartbeat {
         /// Extension: if the path stays idle, the sender's next HB_MSG follows within this number
-        /// of milliseconds, below 2^28. 0: no announcement. Sent only to a server that supports it
+        /// of milliseconds, below 2^28; 0 announces nothing. Sent only to a server that supports it
         /// ([`Extensions`](super::Extensions)).
         next_ms: u32,
     },
     /// HB_ACK: answer to HB_MSG.
     HeartbeatAck,
     /// CHANGED, server to client, an extension: the size of this device has changed, or its export
-    /// was removed. The client must reopen the export. Sent only to a client that supports it.
+    /// has been removed. The client must reopen the export. Sent only to a client that supports it.
     Changed {
         /// ID of the device in the session, below 2^28.
         device: u32,
@@ -100,12 +100,12 @@ impl Imm {
         (kind << IMM_PAYLOAD_BITS) | payload
     }
 
-    /// Decodes an immediate at a client. Clients receive no requests, so these decode as unknown.
+    /// Decodes an immediate at a client. Requests, which clients never receive, decode as unknown.
     pub fn decode(imm: u32) -> Self {
         let payload = imm & PAYLOAD_MASK;
         match imm >> IMM_PAYLOAD_BITS {
             kind @ (TYPE_IO_RSP | TYPE_IO_RSP_W_INV) => {
-                // The wire has 19 bits for the ID, but a depth has 16: higher IDs are invalid.
+                // The ID has 19 bits on the wire, but queue depths have 16: higher IDs are invalid.
                 let Ok(permit) = u16::try_from(payload & RSP_ID_MASK) else {
                     return Self::Unknown(imm);
                 };
@@ -121,8 +121,8 @@ impl Imm {
         }
     }
 
-    /// Decodes an immediate at a server. The caller must check permit and offset against the queue
-    /// depth and the chunk size, and close the path if they are exceeded.
+    /// Decodes an immediate at a server. The caller must check the permit and the offset against
+    /// the queue depth and the chunk size, and close the path if they are exceeded.
     pub fn decode_with(imm: u32, bits: MemBits) -> Self {
         if imm >> IMM_PAYLOAD_BITS != TYPE_IO_REQ {
             return Self::decode(imm);
@@ -181,7 +181,7 @@ mod tests {
         assert!(bits.fits(PermitId(511), (1 << 19) - 1));
         assert!(!bits.fits(PermitId(511), 1 << 19));
         assert!(!bits.fits(PermitId(512), 0));
-        // A depth that is not a power of two leaves unused numbers, which the check of the depth
+        // A depth that is not a power of two leaves some numbers unused, which the depth check
         // rejects.
         assert!(MemBits::for_depth(500).fits(PermitId(511), 0));
     }

@@ -40,7 +40,7 @@ impl InfoReq {
     /// Decodes the message. The name is not yet validated as a session name.
     ///
     /// # Errors
-    /// Short message, wrong type, unterminated name.
+    /// Fails for a short message, a wrong type or an unterminated name.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, (Self::TYPE, "0 (INFO_REQ)"))?;
@@ -70,7 +70,7 @@ impl SgDesc {
     /// Decodes a descriptor; any 16 bytes are valid.
     ///
     /// # Errors
-    /// Fewer than 16 bytes.
+    /// Fails if there are fewer than 16 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         Ok(Self::load(fixed(Self::NAME, bytes)?))
     }
@@ -145,7 +145,7 @@ impl InfoRsp {
     /// Decodes the message. Its descriptors are validated by [`InfoRsp::chunks`].
     ///
     /// # Errors
-    /// Short message, wrong type, no descriptor.
+    /// Fails for a short message, a wrong type or no descriptor.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD_LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, (Self::TYPE, "1 (INFO_RSP)"))?;
@@ -164,9 +164,9 @@ impl InfoRsp {
     /// Returns the chunks, one entry per permit, each `chunk_size` bytes long.
     ///
     /// # Errors
-    /// The count does not divide the depth; a length is zero or not a multiple of the chunk size;
-    /// the chunks are not covered exactly; the pool exceeds 32 bits; descriptor count and chunk
-    /// size violate the 28-bit rule; an address overflows.
+    /// Fails if the count does not divide the depth; a length is zero or not a multiple of the
+    /// chunk size; the chunks are not covered exactly; the pool exceeds 32 bits; the descriptor
+    /// count and chunk size violate the 28-bit rule; or an address overflows.
     pub fn chunks(&self, queue_depth: u16, chunk_size: u32) -> Result<Vec<SgDesc>, WireError> {
         let depth = usize::from(queue_depth);
         let count = self.descs.len();

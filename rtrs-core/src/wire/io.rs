@@ -28,10 +28,10 @@ codes! {
         /// Writes `bi_size` zero bytes (Linux 6.8 and later).
         WriteZeroes = 5,
         /// Reports the holes in `bi_size` bytes. An extension: its number is far from the kernel's,
-        /// and even, as for all operations with an answer.
+        /// and even, as for operations with data in the answer.
         Extents = 128,
         /// Writes `bi_size` bytes of one block and preserves the others. An extension: its number
-        /// is odd, as for all operations with data. `prio` is the first byte within the sector.
+        /// is odd, as for operations with data. `prio` is the first byte within the sector.
         PartialWrite = 129,
     }
 }
@@ -154,7 +154,7 @@ impl Rw {
 }
 
 message! {
-    /// IO: RNBD's header of a read, write, flush, discard or write zeroes.
+    /// IO: RNBD's header for a read, write, flush, discard or write zeroes.
     #[derive(Default)]
     pub struct IoHeader[32] = "IO" {
         /// Number of the device, from OPEN_RSP.
@@ -172,7 +172,7 @@ message! {
 }
 
 impl IoHeader {
-    /// Minimum number of bytes that a peer sends: version 1 has 24, a 32-bit version 2 has 28.
+    /// Minimum number of bytes that a peer sends: version 1 sends 24, a 32-bit version 2 sends 28.
     pub const LEN_MIN: usize = 24;
     pub(super) const TYPE: u16 = 4;
 
@@ -201,7 +201,7 @@ impl IoHeader {
 }
 
 message! {
-    /// WRITE: RTRS's message of a request whose data, if any, is in the chunk.
+    /// WRITE: RTRS's message for a request whose data, if any, is in the chunk.
     #[derive(Default)]
     pub struct WriteMsg[4] = "WRITE", type 2 {
         /// Length of the user header, which ends where this message begins.
@@ -209,8 +209,8 @@ message! {
     }
 }
 
-/// READ: RTRS's message of a request whose answer is written to the client's memory. A flush is
-/// sent as a READ without descriptor.
+/// READ: RTRS's message for a request whose answer is written to the client's memory. A flush is
+/// sent as a READ without a descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadMsg {
     /// Length of the user header, which ends where this message begins.

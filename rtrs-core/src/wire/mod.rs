@@ -1,18 +1,17 @@
-//! All messages of RTRS and RNBD, byte for byte as in the Linux modules.
+//! All RTRS and RNBD messages, byte for byte as in the Linux modules.
 //!
-//! In the order of their use in a session: [`ConnReq`] and [`ConnRsp`] connect, [`InfoReq`] and
+//! In the order in which a session uses them: [`ConnReq`] and [`ConnRsp`] connect, [`InfoReq`] and
 //! [`InfoRsp`] exchange names and memory, [`SessInfo`], [`Open`], [`OpenRsp`] and [`Close`] concern
 //! the export; then each IO has an [`IoHeader`] and a [`ReadMsg`] or [`WriteMsg`], and is announced
 //! and answered by an [`Imm`], with an [`RkeyRsp`] if keys rotate. [`ChunkLayout`] determines where
 //! a client places these messages in a chunk; [`ChunkRequest`] locates and validates them there.
 //!
 //! Guarantees: decoding never panics, for any input; it accepts messages that are longer than
-//! necessary; reserved bytes are never validated on input (the kernel's client sends uninitialized
-//! stack memory) and are always zero on output. Integers are little-endian, loaded byte by byte.
-//! Messages of an IO need no allocation. Both ends use this module; it is independent of sockets,
-//! clocks and memory regions. In addition to RTRS it contains the [ping](PingHello), whose messages
-//! are those of rping and big-endian. Layouts: docs/PROTOCOL.md; golden vectors:
-//! `tests/golden/rtrs.hex`.
+//! necessary; reserved bytes are never validated on input (the kernel client sends uninitialized
+//! stack memory) and are always zero on output. Integers are little-endian, loaded byte by byte. IO
+//! messages need no allocation. Both ends use this module; it is independent of sockets, clocks and
+//! memory regions. In addition to RTRS, it contains the [ping](PingHello), whose messages are those
+//! of rping and big-endian. Layouts: docs/PROTOCOL.md; golden vectors: `tests/golden/rtrs.hex`.
 
 #[macro_use]
 mod bytes;

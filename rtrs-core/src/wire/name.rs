@@ -1,6 +1,6 @@
-//! `Name`: a session or device name as on the wire, at most 254 bytes, stored in place.
+//! `Name`: a session or device name as on the wire, at most 254 bytes, stored inline.
 //!
-//! Names are bytes as in the kernel, without a required encoding. `Display` formats them for people
+//! As in the kernel, names are bytes in no particular encoding. `Display` formats them for people
 //! and logs, with control characters escaped and invalid UTF-8 replaced, since a peer chooses them.
 
 use std::fmt::{self, Write as _};
@@ -9,10 +9,10 @@ use super::bytes::take;
 use super::error::{Fault, WireError};
 use crate::limits::{NAME_FIELD_LEN, NAME_LEN_MAX};
 
-/// Name without NUL, of 0 to 254 bytes, stored in place.
+/// A name of 0 to 254 bytes without a NUL, stored inline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Name {
-    /// Bytes after `len` are zero, so that derived equality is equality of names.
+    /// Bytes after `len` are zero, so the derived equality compares names.
     bytes: [u8; NAME_FIELD_LEN],
     len: u8,
 }
@@ -43,7 +43,7 @@ impl Name {
     /// Creates a name from these bytes.
     ///
     /// # Errors
-    /// More than 254 bytes, or a NUL among them.
+    /// Fails if there are more than 254 bytes, or one is a NUL.
     pub fn new(name: &[u8]) -> Result<Self, NameError> {
         if name.len() > NAME_LEN_MAX {
             return Err(NameError::TooLong(name.len()));
@@ -67,7 +67,7 @@ impl Name {
         self.len == 0
     }
 
-    /// Validates the name as a session name: not empty, no `/`, no `.`, as the kernel's server
+    /// Validates the name as a session name: not empty, no `/`, no `.`, as the kernel server
     /// requires (rtrs-srv.c, process_info_req).
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Name {
         }
     }
 
-    /// Returns the field as on the wire: the name, its NUL, zeroes.
+    /// Returns the field as on the wire: the name, a NUL and zeroes.
     pub(super) const fn field(&self) -> &[u8; NAME_FIELD_LEN] {
         &self.bytes
     }
@@ -100,7 +100,7 @@ impl Name {
     }
 }
 
-/// Returns the number of bytes before the NUL of a field; None if there is no NUL.
+/// Returns the number of bytes before the NUL in a field; None if there is no NUL.
 #[allow(clippy::cast_possible_truncation, reason = "at most 254")]
 pub(super) fn name_len(field: &[u8; NAME_FIELD_LEN]) -> Option<u8> {
     field.iter().position(|&byte| byte == 0).map(|len| len as u8)

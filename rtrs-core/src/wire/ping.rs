@@ -10,8 +10,8 @@ use super::bytes::{fixed, put, take};
 use super::error::WireError;
 use crate::ids::Rkey;
 
-/// Memory from which the data of a ping may be read or to which it may be written, or a go-ahead,
-/// which is all zeroes.
+/// Memory from which a ping's data may be read or to which it may be written, or a go-ahead, which
+/// is all zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PingInfo {
     /// Address of the first byte.
@@ -56,7 +56,7 @@ codes! {
         PingPong = 0,
         /// The client reads, one read after another.
         ReadLatency = 1,
-        /// The client writes with an immediate, the server writes the same back.
+        /// The client writes with an immediate, and the server writes the same back.
         WriteLatency = 2,
         /// The client keeps many reads in flight.
         ReadBandwidth = 3,
@@ -79,7 +79,7 @@ impl PingMode {
     }
 }
 
-/// Private data of a ping's connect: what the client intends to do.
+/// Private data of a ping's connection request: what the client intends to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingHello {
     /// Measurement to run.
@@ -98,7 +98,7 @@ pub struct PingHello {
 
 const HELLO_MAGIC: [u8; 8] = *b"RTRSPING";
 const REPLY_MAGIC: [u8; 8] = *b"RTRSPONG";
-/// Version of hello and reply.
+/// Version of the hello and the reply.
 const PING_VERSION: u8 = 1;
 const DUPLEX: u8 = 1;
 const SERVER_INVALIDATE: u8 = 2;
@@ -113,7 +113,7 @@ impl PingHello {
     pub const DEPTH_MAX: u16 = 256;
     const NAME: &str = "PING_HELLO";
 
-    /// Returns true for private data of a ping of any version.
+    /// Returns true if this is the private data of a ping of any version.
     #[must_use]
     pub fn is_ping(bytes: &[u8]) -> bool {
         bytes.starts_with(&HELLO_MAGIC)
@@ -137,7 +137,7 @@ impl PingHello {
     /// Decodes and validates private data that [is a ping's](Self::is_ping).
     ///
     /// # Errors
-    /// Short data, version, mode, flags, depth or size.
+    /// Data that is too short, or an invalid version, mode, flag, depth or size.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         let wrong = |at: usize, field, found: u64, expected| {
@@ -180,7 +180,7 @@ impl PingHello {
 pub enum PingStatus {
     /// Accepted.
     Good,
-    /// The server answers no pings.
+    /// The server does not answer pings.
     Off,
     /// The maximum number of pings is already running.
     Busy,
@@ -203,7 +203,7 @@ impl PingStatus {
     }
 }
 
-/// Private data of the answer to a ping's connect, for both accept and reject.
+/// Private data of the answer to a ping's connection request, whether accepted or rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingReply {
     /// Status of the request.
@@ -228,7 +228,7 @@ impl PingReply {
     /// Decodes private data of an accept or a reject.
     ///
     /// # Errors
-    /// Short data, a wrong magic, or an unknown version.
+    /// Data that is too short, a wrong magic, or an unknown version.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         if bytes[..8] != REPLY_MAGIC {
@@ -244,9 +244,9 @@ impl PingReply {
     }
 }
 
-/// Minimum data length of rping, required by its text.
+/// Minimum data length in rping, required by its text.
 pub const RPING_SIZE_MIN: u32 = 23;
-/// Maximum data length of rping.
+/// Maximum data length in rping.
 pub const RPING_SIZE_MAX: u32 = 65535;
 /// Port of rping.
 pub const RPING_PORT: u16 = 7174;

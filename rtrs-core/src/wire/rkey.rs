@@ -20,17 +20,17 @@ message! {
 }
 
 message! {
-    /// Long RKEY_RSP, with the time that the request took at the server. An extension, on paths
-    /// where both ends agreed on it ([`Extensions::times`](super::Extensions)).
+    /// Long RKEY_RSP, with the time that the request took on the server. An extension, for paths on
+    /// which both ends agreed on it ([`Extensions::times`](super::Extensions)).
     #[derive(Default)]
     pub struct TimedRkeyRsp[16] = "RKEY_RSP with times", type 4 {
         /// Permit of the answered request.
         2 permit: PermitId,
         /// New key of the chunk.
         4 rkey: Rkey,
-        /// Microseconds that the request spent in the server outside its disk.
+        /// Microseconds that the request spent in the server, excluding its disk.
         8 queue_us: u32,
-        /// Microseconds that the request spent at the disk or file.
+        /// Microseconds that the request spent on the disk or file.
         12 backend_us: u32,
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of behavior that only the simulated world has: late writes, links that fail with and
+//! Tests of behavior that is specific to the simulated world: late writes, links that fail with and
 //! without notice, silence, crashes, and identical runs from the same seed.
 
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ struct Setup {
     pd_server: Arc<dyn ProtectionDomain>,
     pd_client: Arc<dyn ProtectionDomain>,
     address: [SocketAddr; 2],
-    /// Server memory that the client may write.
+    /// Server memory that the client may write to.
     target: Arc<dyn MemoryRegistration>,
     /// Client memory.
     source: Arc<dyn MemoryRegistration>,
@@ -111,7 +111,7 @@ impl Setup {
         events
     }
 
-    /// Runs for a time and returns all events.
+    /// Runs for this time and returns all events.
     fn run(&mut self, time: Duration) -> Vec<(&'static str, FabricEvent)> {
         let now = self.world.now();
         self.server.flush(now);
@@ -156,7 +156,7 @@ fn a_write_of_a_dead_path_arrives_late() {
     let mut s = Setup::new(1, WorldOptions::default());
     let (old, _) = s.connect(0);
     let (new, server_new) = s.connect(1);
-    // The first path becomes silent after its write was sent, and its owner gives up on it.
+    // The first path goes silent after its write is sent, and its owner gives up on it.
     s.world.silence(sim_ip(11), sim_ip(1));
     s.write(old, 0, 100, 1);
     s.run(Duration::from_millis(10));
@@ -167,7 +167,7 @@ fn a_write_of_a_dead_path_arrives_late() {
     s.write(new, 0, 100, 2);
     s.run(Duration::from_millis(1));
     assert_eq!(s.target_byte(), 2);
-    // The route is restored and delivers the old bytes, which fencing must prevent.
+    // The route is restored and delivers the old bytes; fencing exists to prevent this.
     s.world.unsilence(sim_ip(11), sim_ip(1));
     let events = s.run(Duration::from_millis(1));
     assert_eq!(s.target_byte(), 1);
@@ -249,7 +249,7 @@ fn a_write_can_be_torn_when_its_link_fails() {
         let mut s = Setup::new(4, options);
         let (client, _) = s.connect(0);
         s.write(client, 0, 1 << 20, 1);
-        // Run until the write has been sent, and no further.
+        // Run only until the write has been sent.
         while !s.turn().iter().any(|(_, e)| matches!(e, FabricEvent::Completion(_))) {}
         s.world.link_down(sim_ip(1), sim_ip(11));
         s.run(Duration::from_secs(1));
@@ -336,7 +336,7 @@ fn links_reorder_but_queue_pairs_keep_their_order() {
     assert!((20..90).contains(&overtakes), "{overtakes}");
 }
 
-/// Runs writes on two paths while links break; returns all events with their times.
+/// Runs writes on two paths while links fail; returns all events with their times.
 fn run_of(seed: u64) -> Vec<String> {
     let mut s = Setup::new(seed, WorldOptions::default());
     let faults = FaultOptions::new(vec![(sim_ip(1), sim_ip(11)), (sim_ip(2), sim_ip(12))]);

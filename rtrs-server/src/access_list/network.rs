@@ -9,7 +9,7 @@ use ipnet::IpNet;
 /// Problem with a text, and a hint.
 type Problem = (String, String);
 
-/// Addresses that a rule applies to.
+/// Addresses to which a rule applies.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Network {
     net: IpNet,
@@ -70,7 +70,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// Index of an interface.
+/// Returns the index of an interface.
 fn index(name: &str) -> Option<u32> {
     // The system's address parser looks up interfaces.
     let address = format!("{}%{name}", Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));

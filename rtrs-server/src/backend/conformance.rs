@@ -3,7 +3,7 @@
 //! [`run`] drives a source as the server does, on its own shards, and panics with a message if the
 //! source violates the contract of `BlockDevice`. The suite follows the geometry: operations that
 //! the geometry does not promise must be refused with the right status, and promised ones must
-//! work. Every wait has a bound. Tests of this crate and of the workspace run the suite.
+//! work. Every wait is bounded. Tests in this crate and in the workspace run the suite.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -39,7 +39,7 @@ pub struct Rig {
     pub ring: Rc<Ring>,
     /// Wake-ups from the device.
     woken: Inbox<()>,
-    /// Memory attached to the device, 4 MiB.
+    /// Memory attached to the device; 4 MiB long.
     pub region: Arc<Region>,
     next_tag: u64,
 }
@@ -157,14 +157,14 @@ impl Rig {
         self.read_at(offset, len, 0)
     }
 
-    /// Runs a discard or write zeroes.
+    /// Runs a discard or a write of zeroes.
     pub fn clear(&mut self, op: IoOp, offset: u64, len: u64, flags: IoFlags) -> IoStatus {
         let io = self.io(op, offset, u32::try_from(len).expect("a short range"));
         self.run(Io { flags, ..io })
     }
 }
 
-/// A small generator (SplitMix64), so that the suite is the same in every run.
+/// A small random number generator (SplitMix64), so that the suite is the same in every run.
 #[derive(Debug)]
 struct Dice(u64);
 
@@ -328,8 +328,8 @@ fn both_ends_of_the_device_are_written(source: &dyn BlockSource, keeps: Keeps) {
     }
 }
 
-/// Compares random operations with a plain vector. In the model, `None` is discarded data, whose
-/// content is unknown.
+/// Compares the results of random operations with a plain vector. In the model, `None` is discarded
+/// data, whose content is unknown.
 #[allow(clippy::cast_possible_truncation, reason = "all numbers are below the window")]
 fn random_io_matches_a_model(source: &dyn BlockSource, keeps: Keeps) {
     let g = source.geometry();
@@ -462,7 +462,7 @@ fn every_io_ends_once_and_a_full_device_returns_it(source: &dyn BlockSource) {
     assert_eq!(rig.run(refused), IoStatus::Ok, "there is room again");
 }
 
-/// Two shards write interleaved blocks concurrently, then each reads all of them.
+/// Two shards write interleaved blocks concurrently; each then reads all of them.
 fn cores_see_each_others_writes(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     let g = source.geometry();
     let block = g.logical_block as usize;

@@ -1,8 +1,8 @@
 //! A sparse memory device.
 //!
 //! The content is stored in 64 KiB chunks that are allocated when first written; unwritten ranges
-//! read as zeroes and use no memory. Discard and write zeroes free every chunk that they cover
-//! completely. The memory in use therefore never exceeds the device's size, and a large device with
+//! read as zeroes and use no memory. Discards and write zeroes free every chunk that they cover
+//! completely. The memory in use therefore never exceeds the device's size, so a large device with
 //! little content uses little memory. All shards share the chunks; a lock guards each of 256
 //! stripes, with neighboring chunks in different stripes, and is held only for one copy within one
 //! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic with respect to
@@ -29,7 +29,7 @@ const STRIPES: usize = 256;
 /// Maximum number of chunks examined for one extent request: 512 MiB, in about half a millisecond.
 const CHUNKS_SOUGHT: usize = 8192;
 
-/// Common geometry of memory and null devices.
+/// Geometry shared by memory and null devices.
 pub(super) fn geometry(size: u64, block: u32) -> Geometry {
     Geometry {
         logical_block: block,
@@ -69,7 +69,7 @@ impl MemorySource {
         Self { geometry, store: Arc::new(Store { size: SharedSize::new(size), stripes }) }
     }
 
-    /// Size of all allocated chunks in bytes.
+    /// Total size of the allocated chunks in bytes.
     pub fn allocated(&self) -> u64 {
         let bytes = |stripe: &RwLock<Chunks>| -> usize {
             stripe.read().values().map(|chunk| chunk.len()).sum()
@@ -116,7 +116,7 @@ struct Piece {
     len: usize,
 }
 
-/// Splits a range at chunk bounds.
+/// Splits a range at chunk boundaries.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
     let mut from = 0;
     std::iter::from_fn(move || {
@@ -165,7 +165,7 @@ impl Store {
                 found => {
                     let part = buf.slice(p.from, p.len);
                     part.expect("a piece is within its IO").fill(0);
-                    // The last chunk of a device that has grown may be short.
+                    // The last chunk of a device that has since grown may be short.
                     if let Some(there) = found.and_then(|chunk| chunk.get(p.at..)) {
                         buf.copy_in(p.from, there);
                     }
@@ -209,7 +209,7 @@ impl Store {
         IoStatus::Ok
     }
 
-    /// Lists which chunks of a range exist, up to the limit for one IO.
+    /// Lists which chunks in a range exist, up to the limit for one IO.
     fn find_holes(&self, offset: u64, len: u32, room: &MemSlice) {
         let mut list = ExtentList::new(room);
         for p in pieces(offset, len as usize).take(CHUNKS_SOUGHT) {
@@ -220,7 +220,7 @@ impl Store {
         }
     }
 
-    /// Makes a range read as zeroes. With `keep`, its chunks stay or become allocated.
+    /// Makes a range read as zeroes. With `keep`, its chunks stay allocated or are allocated.
     fn zero(&self, offset: u64, len: usize, keep: bool) -> IoStatus {
         for p in pieces(offset, len) {
             if keep {

@@ -1,12 +1,12 @@
 //! Backends of exports: files and disks, RBD images, exports of NBD servers, memory, null devices,
 //! and layers over any backend.
 //!
-//! A backend is a [`BlockSource`] that every shard opens for itself. The contract: every IO is
+//! A backend is a [`BlockSource`], which each shard opens for itself. The contract: every IO is
 //! checked against the geometry before anything is changed; an accepted IO completes once; reads on
 //! every shard see completed changes; a flush, and an IO with FUA, completes when the data is as
-//! durable as the backend can make it; capabilities in the geometry are real. A full device hands
-//! the IO back; no IO allocates (except the first write to a chunk of memory, which allocates the
-//! chunk). `conformance.rs` checks this for all backends.
+//! durable as the backend can make it; capabilities in the geometry are real. A device whose queue
+//! is full hands the IO back; no IO allocates, except that the first write to a chunk of memory
+//! allocates the chunk. `conformance.rs` checks this for all backends.
 //!
 //! [`open_target`] turns a user's specification into a source. It is called once per export.
 
@@ -56,11 +56,11 @@ pub(crate) struct OpenedTarget {
     pub(crate) file: Option<FileId>,
 }
 
-/// Opens a target like [`open_target`], optionally at a different path; the specified path is then
-/// used only as a name.
+/// Opens a target like [`open_target`] does, optionally at a different path; the specified path is
+/// then used only as a name.
 ///
 /// # Errors
-/// Those of [`open_target`].
+/// Same as [`open_target`].
 pub(crate) fn open_target_at(
     spec: &ExportSpec,
     at: Option<&Path>,

@@ -20,7 +20,7 @@ use super::target::INFLIGHT_MAX;
 
 /// Polling policy of the thread.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
-/// Number of entries of the ring's submission queue.
+/// Number of entries in the ring's submission queue.
 const RING_ENTRIES: u32 = 256;
 
 /// Message to the thread.
@@ -41,7 +41,7 @@ struct Ended {
     wake: WakeHandle,
 }
 
-/// Handle of the device.
+/// Handle to the device.
 #[derive(Debug)]
 pub(super) struct Single {
     geometry: Geometry,
@@ -102,7 +102,7 @@ impl Drop for Single {
 struct Runner {
     device: Box<dyn BlockDevice>,
     inbox: Inbox<Job>,
-    /// Shard's tag and destination of each IO, by the tag given to the device.
+    /// The shard's tag and the destination of each IO, by the tag given to the device.
     rows: Vec<Option<(u64, Arc<Ended>)>>,
     free: Vec<usize>,
     waiting: VecDeque<(Io, Arc<Ended>)>,
@@ -130,7 +130,7 @@ impl Runner {
         Ok((ring, runner))
     }
 
-    /// Submits waiting IOs to the device, as many as it accepts.
+    /// Submits as many waiting IOs to the device as it accepts.
     fn submit(&mut self) -> bool {
         let before = self.waiting.len();
         while let Some(row) = self.free.pop() {

@@ -3,13 +3,13 @@
 use std::io;
 use std::path::Path;
 
-/// Maximum number of IOs that a backend accepts per shard before it hands them back.
+/// Maximum number of IOs that a backend accepts per shard before it hands further ones back.
 pub const INFLIGHT_MAX: usize = 1024;
 /// Maximum size of a memory or null export in bytes: the kernel counts bytes in an i64.
 pub const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
 /// Whether a path bypasses the page cache (O_DIRECT). The default is yes for block devices that
-/// allow it, and no for regular files, so that any size and alignment works and reads use the page
+/// support it and no for regular files, so that any size and alignment works and reads use the page
 /// cache.
 pub use rtrs_core::settings::AutoSwitch as Direct;
 
@@ -23,7 +23,7 @@ pub struct BackendError {
     problem: String,
     hint: &'static str,
     source: Option<io::Error>,
-    /// Whether another program holds the image.
+    /// Whether another program is holding the image.
     is_held: bool,
 }
 
@@ -51,7 +51,7 @@ impl BackendError {
         self
     }
 
-    /// Marks the error as a conflict with a program that holds the image.
+    /// Marks the error as a conflict with another program that holds the image.
     pub(crate) fn held(mut self) -> Self {
         self.is_held = true;
         self
@@ -62,13 +62,13 @@ impl BackendError {
         self.is_held
     }
 
-    /// Underlying error of the system, if any.
+    /// Underlying system error, if any.
     pub fn io_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }
 }
 
-/// Rounds a size down to whole blocks, and logs a warning if that excludes bytes.
+/// Rounds a size down to whole blocks, and logs a warning if that leaves out bytes.
 pub(super) fn whole_blocks(target: &str, size: u64, block: u64) -> u64 {
     let whole = size / block * block;
     if whole != size {

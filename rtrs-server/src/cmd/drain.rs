@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 /// Time that closing connections, ending threads and the last flush may take beyond a drain's time
 /// limit.
 const DRAIN_MARGIN: Duration = Duration::from_secs(30);
-/// Maximum time for the process of a drained server to exit.
+/// Maximum time for a drained server's process to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments.
@@ -46,7 +46,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     args.server.output.print(&drained, |_| "drained\n".to_owned())
 }
 
-/// Waits until the process has exited, which closes its end of the connection: only then are its
+/// Waits until the process exits, which closes its side of the connection: only then are its
 /// address and files free.
 fn wait_exit(stream: &UnixStream) -> Result<(), Error> {
     let ended = stream

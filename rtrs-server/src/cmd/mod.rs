@@ -1,10 +1,10 @@
 //! The command line of `rtrs-server`: one file per command, with its arguments, implementation and
 //! output.
 //!
-//! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything else
-//! happens. Without a command the flags are the settings of a server to run: they are declared in
-//! `settings.rs`, because each is also a key of the configuration file, and validated in `plan.rs`.
-//! The commands address a server that is already running (`server.rs`).
+//! Owns [`LowArgs`], which clap fills; invalid flags end the process with code 2 before anything
+//! else happens. Without a command, the flags are the settings of the server to run: they are
+//! declared in `settings.rs`, because each is also a key of the configuration file, and validated
+//! in `plan.rs`. The commands address a server that is already running (`server.rs`).
 
 mod aliases;
 mod drain;
@@ -176,8 +176,8 @@ pub enum Command {
 
 impl LowArgs {
     /// Returns the arguments in parsing order: `--run-dir` and `--output` before a command are
-    /// moved after it. All other flags before a command belong to a server to run. Prints a tip for
-    /// the name that another tool gives to a command, and replaces it.
+    /// moved after it. All other flags before a command belong to a server to run. Replaces a
+    /// command name that other tools use, and prints a tip.
     #[must_use]
     pub fn arguments(mut args: Vec<OsString>) -> Vec<OsString> {
         let mut at = 1;
@@ -197,7 +197,7 @@ impl LowArgs {
         without_aliases(args)
     }
 
-    /// Output format of the result and errors.
+    /// Returns the output format for the result and errors.
     #[must_use]
     pub fn output(&self) -> Output {
         match &self.command {
@@ -215,10 +215,10 @@ impl LowArgs {
         }
     }
 
-    /// Returns the settings of the configuration file, if one was named, overridden by the flags.
+    /// Returns the settings from the configuration file, if one was given, overridden by the flags.
     ///
     /// # Errors
-    /// Those of the file, and of flags with old names.
+    /// Errors in the file, or flags with old names.
     pub fn layered_settings(&self) -> Result<Settings, Error> {
         let mut settings = match &self.config {
             Some(path) => settings_from_file(path)?,
@@ -233,14 +233,14 @@ impl LowArgs {
         Ok(settings)
     }
 
-    /// Creates the plan from these flags and the files that they name.
+    /// Creates the plan from these flags and the files they name.
     ///
     /// # Errors
-    /// Those of the files, and of conflicting settings.
+    /// Errors in the files, or conflicting settings.
     pub fn plan(&self) -> Result<Plan, Error> {
         let mut settings = self.layered_settings()?;
         let dangling = settings.add_exports_of_dir(self.config.as_deref())?;
-        // Saved and printed configurations may be used in another directory.
+        // Saved and printed configurations may be used from another directory.
         for path in settings.export.iter_mut().filter_map(ExportSpec::path_mut) {
             *path = absolute_path("export", path)?;
         }

@@ -1,4 +1,4 @@
-//! The running server that a command addresses: finding it, and sending a request.
+//! The running server that a command addresses: finding it and sending it requests.
 //!
 //! The server is found by its control socket; without `--name` there must be only one running
 //! server. Every request has a time limit.
@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind};
 /// Time limit for IO requests.
 pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
-/// Maximum time for requests in which the server opens and closes files.
+/// Maximum time for requests that make the server open or close files.
 pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time for a reply that does not depend on other work.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
@@ -92,7 +92,7 @@ impl Server {
         Self { notices: false, ..self }
     }
 
-    /// Finds the server that the arguments name.
+    /// Finds the server named by the arguments.
     pub(super) fn find(args: &ServerArgs) -> Result<Self, Error> {
         let run_dir = RunDir::new(args.run_dir.clone())?;
         run_dir.check_to_connect()?;
@@ -112,7 +112,7 @@ impl Server {
             let path = other.unwrap_or(first);
             let running = match socket_state(&path) {
                 Ok(SocketState::Free | SocketState::Stale) => running_in(&dirs)?,
-                // The request reports what is wrong.
+                // The request will report what is wrong.
                 Ok(SocketState::InUse) | Err(_) => Vec::new(),
             };
             if running.is_empty() {
@@ -167,7 +167,7 @@ impl Server {
     }
 
     /// Sends a request whose reply may take up to `timeout`. The server holds the connection until
-    /// it exits. A request that takes long is sent only after a short one has been answered, to
+    /// it exits. A request that may take long is sent only after a short one has been answered, to
     /// detect a stopped or hanging server.
     pub(super) fn request_within<T: DeserializeOwned>(
         &self,

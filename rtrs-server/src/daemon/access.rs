@@ -21,7 +21,7 @@ use crate::plan::has_keys;
 use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::AccessLimit;
 
-/// Sessions that have an export open. The value is true for writing.
+/// Sessions that have an export open. The value is true if it is open for writing.
 pub(super) type Holders = BTreeMap<SessionId, bool>;
 
 /// An export that left the configuration while sessions had it open.
@@ -34,21 +34,21 @@ struct Withdrawn {
 /// Access to an export before a command changed its list.
 #[derive(Debug)]
 pub(super) struct FormerAccess {
-    /// Number of the configuration that was read last.
+    /// Number of the most recently read configuration.
     configuration: u64,
     list: Option<Vec<AccessRule>>,
     narrowed: Option<Vec<Grant>>,
     withdrawn: Option<Withdrawn>,
 }
 
-/// Access lists of a server. Names are those of exports without leading slashes.
+/// Access lists of a server. Names are export names without leading slashes.
 #[derive(Clone, Debug)]
 pub(super) struct ServerAccess {
     server: Vec<AccessRule>,
-    /// Lists by the name of the export.
+    /// Lists, by export name.
     exports: BTreeMap<String, Vec<AccessRule>>,
     withdrawn: BTreeMap<String, Withdrawn>,
-    /// Conditions in addition to the list of an export.
+    /// Conditions that apply in addition to an export's list.
     narrowed: BTreeMap<String, Vec<Grant>>,
     /// Additional conditions for files found under the search path.
     narrowed_others: Vec<Grant>,
@@ -58,7 +58,7 @@ pub(super) struct ServerAccess {
     has_search_path: bool,
     /// Whether there has been a list since the configuration was last read.
     closed: bool,
-    /// Number of the configuration that was read last.
+    /// Number of the most recently read configuration.
     configuration: u64,
     /// Generation of the certificates and keys in use.
     pub(super) generation: u64,
@@ -138,7 +138,7 @@ impl ServerAccess {
     }
 
     /// Applies the permissions of the configuration to these exports, which match it. Does nothing
-    /// if a newer configuration has been read since the one with that number.
+    /// if a newer configuration has been read since the one with this number.
     pub(super) fn grant<'a>(&mut self, configuration: u64, exports: impl Iterator<Item = &'a str>) {
         if configuration != self.configuration {
             return;
@@ -149,7 +149,7 @@ impl ServerAccess {
         }
     }
 
-    /// Number of the configuration that was read last.
+    /// Number of the most recently read configuration.
     pub(super) fn configuration(&self) -> u64 {
         self.configuration
     }
@@ -171,7 +171,7 @@ impl ServerAccess {
         self.exports.get(name).or_else(withdrawn).cloned().unwrap_or_default()
     }
 
-    /// Additional restriction of an export, if any.
+    /// Additional restriction on an export, if any.
     pub(super) fn limit_of(&self, export: &str) -> Option<AccessLimit> {
         let name = bare(export);
         if self.withdrawn.contains_key(name) {
@@ -180,7 +180,7 @@ impl ServerAccess {
         self.narrowed.contains_key(name).then_some(AccessLimit::Before)
     }
 
-    /// Sets the list of an export, overriding the configuration. Returns the former access.
+    /// Sets the list of an export, overriding the configuration. Returns the previous access.
     pub(super) fn set(&mut self, spec: &ExportSpec) -> FormerAccess {
         let name = bare(spec.name());
         let former = FormerAccess {
@@ -281,7 +281,7 @@ impl ServerAccess {
         !self.server.is_empty() || self.exports.values().any(|list| !list.is_empty())
     }
 
-    /// Condition of exports without a list of their own.
+    /// Condition for exports without a list of their own.
     fn rest(&self) -> Grant {
         match (self.has_list(), self.closed, self.has_keys) {
             (true, ..) => Grant::Rules(self.server.clone()),
@@ -307,7 +307,7 @@ impl ServerAccess {
         [self.list_or_rest(name)].into_iter().chain(narrowed).collect()
     }
 
-    /// Conditions of exports without a list of their own.
+    /// Conditions for exports without a list of their own.
     fn other_grants(&self) -> Vec<Grant> {
         [self.rest()].into_iter().chain(self.narrowed_others.iter().cloned()).collect()
     }
@@ -459,7 +459,7 @@ mod tests {
         // The next reload finds no holders, because the session is reconnecting.
         access.narrow_to(&settings(&[], &["b=mem:1M"]), BTreeMap::new(), &gone(&[]));
         assert!(may(&access, "db1", DB1, "a", false));
-        // The export returns.
+        // The export is configured again.
         access.narrow_to(&old, BTreeMap::new(), &BTreeMap::new());
         assert!(may(&access, "db1", DB1, "a", false) && !may(&access, "db2", DB2, "a", false));
         access.grant(access.configuration(), ["a", "b"].into_iter());

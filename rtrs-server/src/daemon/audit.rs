@@ -1,9 +1,9 @@
 //! Audit log: one JSON object per line, in a file or in the journal.
 //!
-//! A separate thread writes, so that a slow disk delays no other work. Its queue is bounded: events
-//! that do not fit are counted, and a line with their number precedes the next event. When a file
-//! reaches its limit, part of it and of the previous file is kept as `FILE.1`, so there are at most
-//! two files.
+//! A separate thread does the writing, so that a slow disk delays no other work. Its queue is
+//! bounded: events that do not fit are counted, and a line with their number precedes the next
+//! event. When a file reaches its limit, part of it and of the previous file is kept as `FILE.1`,
+//! so there are at most two files.
 //!
 //! `audit/limit.rs` limit per client · `audit/rotation.rs` rotation of a full file
 
@@ -73,7 +73,7 @@ impl Drop for AuditThread {
     }
 }
 
-/// Opens the audit log that the settings name and starts its thread. Without that setting, nothing
+/// Opens the audit log named in the settings and starts its thread. Without that setting, nothing
 /// is recorded.
 ///
 /// # Errors
@@ -104,7 +104,7 @@ pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
     Ok((sink, running))
 }
 
-/// Filter of events before the queue.
+/// Filter for events before they are queued.
 struct Gate {
     limits: Mutex<Limits>,
     /// Number of events that did not fit into the queue or could not be written.
@@ -135,7 +135,7 @@ fn check_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
             let dir = dir.unwrap_or_else(|| Path::new("."));
-            // A file without a name, which vanishes when it is closed.
+            // An unnamed file, which vanishes when it is closed.
             let tried = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir);
             match tried {
                 // The file system does not support such files.
@@ -202,7 +202,7 @@ impl Writer<'_> {
     }
 }
 
-/// Destination of lines.
+/// Destination for lines.
 enum Out {
     File { path: PathBuf, file: File, written: u64, max: u64 },
     Journal(UnixDatagram),
@@ -392,7 +392,7 @@ mod tests {
         drop(thread);
         let took = begin.elapsed();
         let lines = fs::read_to_string(&path).unwrap().lines().count();
-        // The drop does not wait longer for a slow thread.
+        // Dropping it waits no longer than this for a slow thread.
         assert!(lines == 1000 || took >= END_MAX, "{lines} lines after {took:?}");
     }
 

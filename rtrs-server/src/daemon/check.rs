@@ -94,7 +94,7 @@ impl Running {
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) running: Option<Running>,
-    /// Warnings that startup would log, besides those of the settings.
+    /// Warnings that startup would log, in addition to those about the settings.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Checked {
 /// running, its resources are not tried.
 ///
 /// # Errors
-/// Those of [`serve`](crate::serve).
+/// The same as those of [`serve`](crate::serve).
 pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
     let set = &plan.settings;
     let user = RunAs::find(set)?;
@@ -111,7 +111,7 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
     session_params(plan, set.shards.count())?;
     let portals = Portals::new(plan, passed()?)?;
     let mut running = Running::find(set, &portals)?;
-    // The running server uses up the locked memory that its successor will have.
+    // The running server uses locked memory that its successor will have.
     check_rings(if running.is_some() { 1 } else { set.shards.count() })?;
     let mut warnings = check_directories(set, user.as_ref())?;
     let mut holds = Vec::new();
@@ -178,7 +178,7 @@ fn check_run_dir(set: &Settings, user: Option<&RunAs>) -> Result<(), Error> {
         .map_err(failed(ErrorKind::System, text))
 }
 
-/// Address of the metrics, as a running server reports it.
+/// Returns the address of the metrics, as a running server reports it.
 fn metrics_address(set: &Settings) -> Option<String> {
     set.metrics.as_ref().map(MetricsServer::name)
 }

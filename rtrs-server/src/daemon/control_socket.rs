@@ -41,7 +41,7 @@ const FORCE_HINT: &str = "; if data is already lost, flush at a client (sync the
                           the loss, and drain again, or use --force: clients learn of the loss \
                           from the next server";
 
-/// A drain in progress, with the connection of its requester.
+/// A drain in progress, and the connection of its requester.
 struct Draining {
     stream: UnixStream,
     until: Instant,
@@ -98,7 +98,7 @@ impl ServerControl {
     /// cannot be created and no setting requires it.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] and others, if a setting requires it.
+    /// [`ErrorKind::InUse`] or another kind, if a setting requires the socket.
     pub(crate) fn open(
         set: &Settings,
         portals: &[String],
@@ -412,7 +412,7 @@ struct Flush {
 }
 
 impl Flush {
-    /// Begins the flush. The failure of one export does not prevent the flush of the others.
+    /// Begins the flush. A failure on one export does not prevent the others from being flushed.
     fn begin(exports: &Arc<ExportTable>) -> io::Result<Self> {
         let (done, result) = mpsc::channel();
         let at = Arc::new(Mutex::new(String::new()));
@@ -423,7 +423,7 @@ impl Flush {
                 now_at.lock().clone_from(&export.name);
                 let _running = export.epoch.begin_flush();
                 if let Err(error) = export.source.settle() {
-                    // The error is returned; the log reports an epoch that is not saved.
+                    // The error is returned; the log reports an epoch that was not saved.
                     let _ = wait_saved(&export.epoch, export.epoch.raise());
                     let text = format!("export {:?} cannot be flushed: {error}", export.name);
                     flushed = flushed.and_then(|()| Err(io::Error::new(error.kind(), text)));
@@ -561,7 +561,7 @@ mod tests {
         assert!(late.wait(Duration::from_millis(20)).is_none(), "it is held");
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
-        // The last flush of the exports finds nothing wrong anymore.
+        // The last flush of the exports no longer finds anything wrong.
         let late = Some(FirstFlush::Running(late));
         let error = last_flush(late, &ExportTable::new(vec![]), Duration::from_secs(60));
         assert!(error.unwrap_err().to_string().starts_with("export \"lossy\""));

@@ -2,7 +2,7 @@
 //!
 //! Owns [`Exports`]. Changes run on threads of the control socket, of the signal handler or of the
 //! daemon, never on a shard, because opening, flushing and closing a file may block; each holds the
-//! turn of its export, or of all of them (`turns.rs`). The control shard tracks which sessions have
+//! lock of its export, or of all of them (`turns.rs`). The control shard tracks which sessions have
 //! an export open (`engine/control/exports.rs`). A removed export is released when its last request
 //! has ended on every shard: a thread then flushes and closes it, which frees its lock, and records
 //! a failed flush for the next opener of the same file.
@@ -152,8 +152,8 @@ impl Exports {
 
     /// Lists all exports without examining their targets.
     fn list_now(&self) -> Result<ExportList, String> {
-        // An export may fail, or be opened, while the control shard answers. Checks before and
-        // after the answer find it in one of the two places.
+        // An export may fail, or be opened, while the control shard answers. Checking both before
+        // and after the answer finds it in one of the two lists.
         let failed_before = self.failed.snapshots();
         let access = self.access.of_server();
         let policy = self.table.access();
@@ -216,14 +216,14 @@ impl Exports {
         }
     }
 
-    /// Opens an export without exporting it.
+    /// Opens an export without publishing it.
     pub(super) fn open(&self, spec: &ExportSpec) -> Opened {
         self.check_name(spec.name())?;
         let (opener, spec) = (Arc::clone(&self.opener), spec.clone());
         in_time(move || opener.open_shared(&spec))
     }
 
-    /// Opens exports concurrently without exporting them. Refuses names that are taken.
+    /// Opens exports concurrently without publishing them. Refuses names that are taken.
     pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Vec<Opened> {
         let opened = self.opener.open_all(specs).into_iter().zip(specs);
         let checked = opened.map(|(opened, spec)| {
@@ -258,7 +258,7 @@ impl Exports {
     }
 
     /// Removes an export from the table, so that it can no longer be opened. Returns the export,
-    /// and the sessions that had it open. The error says whether it is open.
+    /// and the sessions that had it open. An error includes whether the export is open.
     pub(super) fn unpublish(
         &self,
         name: &str,
@@ -277,7 +277,7 @@ impl Exports {
         Ok((export, ended))
     }
 
-    /// Explains why there is no export of this name to change.
+    /// Explains why there is no export with this name to change.
     fn unknown(&self, name: &str) -> String {
         let exports = self.list_now().map(|list| list.exports).unwrap_or_default();
         let found = exports.into_iter().find(|export| export.name == name);
@@ -325,7 +325,7 @@ impl Exports {
     }
 }
 
-/// Whether an export of the table has its name from the configuration or a command. An export that
+/// Whether an export in the table got its name from the configuration or a command. An export that
 /// is being removed may have the same name as a newer one.
 fn is_named(export: &ExportSnapshot) -> bool {
     !export.found && export.state != ExportState::Removing

@@ -1,10 +1,10 @@
 //! IDs of the server and of its exports.
 //!
 //! Owns [`Sources`]: the system's information about its disks and files, or directories with
-//! equivalent content in tests. An ID is *stable* if the system names the object itself (a serial
-//! number, a UUID), and *weak* if it identifies the object only until the next boot. Objects with
-//! the same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here
-//! (docs/explanation/identity.md).
+//! equivalent content in tests. An ID is *stable* if the system identifies the object itself (a
+//! serial number, a UUID), and *weak* if it identifies the object only until the next boot. Objects
+//! with the same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished
+//! here (docs/explanation/identity.md).
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -44,7 +44,7 @@ pub(crate) struct Sources {
 struct Key {
     kind: &'static str,
     parts: Vec<String>,
-    /// Whether the system names the object itself.
+    /// Whether the system identifies the object itself.
     stable: bool,
 }
 
@@ -165,7 +165,7 @@ impl Sources {
             Target::Rbd(_) => None,
             // The target behind the URL is unknown.
             Target::Nbd(url) => Some(Key::weak("nbd", vec![url.to_string()])),
-            // The content is lost when the export is removed or the process ends: the next export
+            // The contents are lost when the export is removed or the process ends: the next export
             // is a different one, even under the same name.
             Target::Memory(_) | Target::Null(_) => {
                 let number = self.in_memory.fetch_add(1, Ordering::Relaxed);

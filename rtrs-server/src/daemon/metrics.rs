@@ -1,8 +1,8 @@
-//! Collection of a running server's metrics, for scrapes and for `rtrs-server metrics`.
+//! Collects a running server's metrics, for scrapes and for `rtrs-server metrics`.
 //!
 //! Metrics are collected on the requesting thread. The sessions come from the control shard,
-//! through the same request as for `session list`; each shard reports the counters of its
-//! providers; the counters of exports are read directly.
+//! through the same request as `session list`; each shard reports the counters of its providers;
+//! export counters are read directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
@@ -25,7 +25,7 @@ use crate::export::{ExportIndex, ExportTable};
 use crate::metrics as m;
 use crate::stats::{ExportTotals, OP_NAMES, PathStage, SessionSnapshot, SessionState, ShardReport};
 
-/// Maximum time for the shards to report.
+/// Time within which the shards must report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Value of the label `role`.
@@ -52,7 +52,7 @@ pub(crate) struct ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Creates the collector for a server that starts with these shards and exports.
+    /// Creates the collector for a server that is starting with these shards and exports.
     pub(crate) fn new(
         senders: &Arc<[Sender<Message>]>,
         exports: &Arc<ExportTable>,

@@ -1,7 +1,7 @@
-//! The server's process: runs a plan on threads.
+//! The server process: runs a plan on threads.
 //!
-//! `serve` starts and ends everything; `shards` runs the threads of the shards; `portals` creates
-//! the providers and listens; `driver` runs the engine of one shard on its ring; `search` finds
+//! `serve` starts and ends everything; `shards` runs the shards' threads; `portals` creates the
+//! providers and listeners; `driver` runs the engine of one shard on its ring; `search` finds
 //! exports under the search path; `identity` determines the IDs of disks and files;
 //! `control_socket` serves the commands, which reach the control shard through `control_shard`;
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the

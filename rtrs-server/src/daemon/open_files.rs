@@ -1,6 +1,6 @@
 //! Limit on open descriptors, raised at startup and compared with what the settings require.
 //!
-//! A server without free descriptors cannot accept the reconnect of an existing session. The client
+//! A server without free descriptors cannot accept an existing session's reconnect. The client
 //! chooses the number of connections per path, so the number a session needs is an estimate, and a
 //! shortage causes only a warning.
 
@@ -12,12 +12,12 @@ use crate::settings::{SearchSpec, Settings};
 
 /// Expected number of paths of a session.
 const PATHS: u64 = 2;
-/// Number of descriptors of the process: standard streams, log, signals, control socket and its
-/// requests, state directory, devices.
+/// Number of descriptors used by the process: standard streams, log, signals, control socket and
+/// its requests, state directory, devices.
 const PROCESS: u64 = 64;
-/// Number of descriptors of a shard: ring, mailbox, listeners, completion channels.
+/// Number of descriptors used by a shard: ring, mailbox, listeners, completion channels.
 const SHARD: u64 = 16;
-/// Number of connections that were closed to make room for others and whose descriptors are not
+/// Number of connections that were closed to make room for others but whose descriptors are not
 /// free yet, at each of the two steps of a handshake.
 const ENDING: u64 = 128;
 /// Maximum number of simultaneous pings.
@@ -30,7 +30,7 @@ const FOUND_MAX: u64 = 64;
 struct Need {
     /// For the process, shards and exports.
     base: u64,
-    /// For connections without a request, those of sessions without an open export, and pings.
+    /// For connections without a request, those of sessions with no open export, and pings.
     half_open: u64,
     sessions: u64,
     /// For a path over TCP, one per connection. RDMA needs fewer.
@@ -44,8 +44,8 @@ impl Need {
         let found = if set.search_path == SearchSpec::Off { 0 } else { FOUND_MAX };
         let exports = set.export.len() as u64 + found;
         Self {
-            // The file, its duplicate for discards, one for syncs, the file of the epoch and its
-            // lock, and one for each shard.
+            // The file, its duplicate for discards, one for syncs, the epoch's file and its lock,
+            // and one for each shard.
             base: PROCESS + shards * SHARD + exports * (5 + shards),
             half_open: 2 * u64::from(set.half_open_max()) + ENDING + pings,
             sessions: u64::from(set.sessions_max.get()),
@@ -62,7 +62,7 @@ impl Need {
         self.base + self.half_open + self.sessions * self.of_session()
     }
 
-    /// Number of sessions for which `limit` descriptors suffice.
+    /// Number of sessions for which `limit` descriptors are enough.
     fn sessions_within(self, limit: u64) -> u64 {
         limit.saturating_sub(self.base + self.half_open) / self.of_session()
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// Explains why a limit does not suffice; None if it does.
+/// Explains why a limit is too low; None if it is high enough.
 fn shortage(need: Need, limit: u64) -> Option<String> {
     (limit < need.total()).then(|| {
         format!(

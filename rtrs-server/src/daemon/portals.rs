@@ -1,4 +1,4 @@
-//! Creation of providers for the configured portals.
+//! Creates the providers for the configured portals.
 //!
 //! Defines [`Portals`]: the providers that a server needs, in the order of their indexes, and the
 //! addresses they listen on. TCP is always available; RDMA is opened only when a portal requires
@@ -32,11 +32,11 @@ use crate::plan::{Listen, Plan};
 /// Maximum time to wait for an address that is in use.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Maximum number of outstanding RDMA reads of either end of a connection, for pings. Sessions
+/// Maximum number of outstanding RDMA reads from either end of a connection, for pings. Sessions
 /// request none.
 const READS_MAX: u8 = 16;
 
-/// Number of RDMA requests that may wait for their answer in addition to `half-open-max`.
+/// Number of RDMA requests that may wait for an answer in addition to `half-open-max`.
 const RDMA_RESERVE: u32 = 256;
 
 /// Factory for the providers of one scheme, one for each shard.
@@ -76,7 +76,7 @@ pub(crate) fn passed() -> Result<Vec<PassedSocket>, Error> {
 /// Providers of a server, and the addresses they listen on.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
-    /// Set with certificates or keys: for tls://, and for clients' proofs over other schemes.
+    /// Set with certificates or keys, for tls:// and for clients' proofs over other schemes.
     endpoint: Option<Arc<TlsEndpoint>>,
     targets: Vec<Target>,
     passed: Arc<[PassedSocket]>,
@@ -162,18 +162,18 @@ impl Portals {
         self.providers.iter().map(make).collect()
     }
 
-    /// Whether paths will register memory, which is pinned.
+    /// Whether paths will register memory, which pins it.
     pub(crate) fn pins_memory(&self) -> bool {
         self.providers.iter().any(|provider| matches!(provider, Provider::Rdma { .. }))
     }
 
-    /// Portals of this plan that are among the given ones.
+    /// Portals of this plan that are in the given list.
     pub(crate) fn held_by(&self, portals: &[String]) -> impl Iterator<Item = String> {
         let held = |target: &&Target| portals.contains(&target.to_string());
         self.targets.iter().filter(held).map(ToString::to_string)
     }
 
-    /// Portals that use a socket of the service manager.
+    /// Portals that use a socket from the service manager.
     pub(crate) fn activated(&self) -> Vec<String> {
         let of_manager = |target: &&Target| passed::has(&self.passed, target);
         self.targets.iter().filter(of_manager).map(ToString::to_string).collect()
@@ -206,7 +206,7 @@ impl Portals {
         Ok(())
     }
 
-    /// Listens on all addresses. Returns the portals as they are announced.
+    /// Listens on all addresses. Returns the portals in the form announced to users.
     ///
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
@@ -246,8 +246,8 @@ impl Portals {
     }
 }
 
-/// Portals of a server without `listen`: TCP, on the sockets of the service manager if there are
-/// any, and RDMA if it is available. If the server has certificates or keys, TLS instead of both.
+/// Portals of a server without `listen`: TCP, on the service manager's sockets if there are any,
+/// and RDMA if it is available. If the server has certificates or keys, TLS instead of both.
 fn automatic(plan: &Plan, passed: &[PassedSocket]) -> (Vec<Target>, Option<Rdma>) {
     let (set, has_tls) = (&plan.settings, plan.has_tls());
     let port = if set.ping_only && set.rping && !has_tls { RPING_PORT } else { PORT_DEFAULT };
@@ -299,7 +299,7 @@ fn listen_on(
     }
 }
 
-/// Errno of a kernel without IPv6.
+/// Errno from a kernel without IPv6.
 const EAFNOSUPPORT: i32 = 97;
 /// Errno if IPv6 is disabled on all interfaces.
 const EADDRNOTAVAIL: i32 = 99;

@@ -1,10 +1,10 @@
-//! The setting `user`: the work that the server does as root, and its change to a different user.
+//! The setting `user`: the work that the server does as root, and its switch to a different user.
 //!
 //! Owns [`RunAs`]. As root, the server opens its exports, creates the run and state directories for
-//! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops all privileges
-//! of root on all threads, and verifies the result; no shard serves clients before that
+//! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops all root
+//! privileges on all threads, and verifies the result; no shard serves clients before that
 //! (`serve.rs`). The control socket and the metrics are opened afterwards, so they belong to the
-//! user, who can remove them again. Root touches nothing in the user's directories, because the
+//! user, who can remove them later. Root touches nothing in the user's directories, because the
 //! user could have placed links there (`FilesAs`).
 //!
 //! - A request that io_uring passes to a worker has the credentials of the thread that submitted
@@ -61,12 +61,12 @@ pub(super) fn run_dir(set: &Settings) -> Result<RunDir, Error> {
 }
 
 impl RunAs {
-    /// Finds the user of the settings, if any, and checks that the server can change to it and that
-    /// existing directories belong to it.
+    /// Looks up the user named in the settings, if any, and checks that the server can switch to it
+    /// and that existing directories belong to it.
     ///
     /// # Errors
     /// [`ErrorKind::System`] for a process that is not root, a user or group that does not exist,
-    /// and root itself; [`ErrorKind::InUse`] for a directory.
+    /// and root itself; [`ErrorKind::InUse`] for a directory of another user.
     pub(super) fn find(set: &Settings) -> Result<Option<Self>, Error> {
         let Some(user) = &set.user else { return Ok(None) };
         let text = format!("cannot run as user {user}");
@@ -113,7 +113,7 @@ impl RunAs {
         }
     }
 
-    /// Creates the missing directories of the user. Must be called before any threads exist.
+    /// Creates the user's missing directories. Must be called before any threads exist.
     ///
     /// # Errors
     /// [`ErrorKind::System`].
@@ -138,7 +138,7 @@ impl RunAs {
         }
     }
 
-    /// Changes all threads to the user, irrevocably. `pins_memory` says whether paths will register
+    /// Irrevocably switches all threads to the user. `pins_memory` says whether paths will register
     /// memory.
     ///
     /// # Errors
@@ -162,8 +162,8 @@ impl RunAs {
     }
 }
 
-/// Repeats a check until no thread has kept privileges, or until the time is up. The C library does
-/// not change a thread that is ending, and the kernel lists it until it has ended.
+/// Repeats a check until no thread has kept privileges, or until time is up. The C library does not
+/// switch a thread that is ending, and the kernel lists it until it has ended.
 fn wait_verified(
     time_max: Duration,
     mut check: impl FnMut() -> io::Result<Result<(), String>>,

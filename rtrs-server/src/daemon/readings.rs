@@ -1,12 +1,12 @@
-//! Order of the reloads: the configuration that was read last is the last one applied.
+//! Keeps reloads in order: the configuration that is read last is applied last.
 //!
 //! A number is incremented before each reading, so that a command that saves an export can find out
 //! whether a reload may have read the old file: if no reload is running when the command begins,
-//! and the number is the same after the file is written, each reload reads the new file.
+//! and the number has not changed once the file is written, every reload reads the new file.
 
 use parking_lot::Mutex;
 
-/// Reloads, from before they read the configuration until its exports are changed.
+/// Reloads, each from before it reads the configuration until its exports are changed.
 #[derive(Debug, Default)]
 pub(super) struct Readings(Mutex<State>);
 
@@ -44,7 +44,7 @@ impl Readings {
 }
 
 impl Reading<'_> {
-    /// Whether no later reading was applied. The caller holds the lock for changes to exports.
+    /// Whether no later reading has been applied. The caller holds the lock for changes to exports.
     pub(super) fn may_apply(&self) -> bool {
         let mut state = self.readings.0.lock();
         let may = state.applied < self.number;

@@ -4,7 +4,7 @@
 //! except for a server certificate that is already in use and has since expired. Restrictions are
 //! applied first, and wait for nothing: no disk, no export and no other change delays the
 //! disconnection of clients that lose access. Then the exports are changed. A new export that
-//! cannot be opened counts as failed, as it does at startup; where `on-missing` makes a start
+//! cannot be opened counts as failed, as it does at startup; if `on-missing` would make startup
 //! refuse it, no export changes, and the error lists what was applied before. Permissions are
 //! applied last, to exports that match the configuration: a list is never applied to an export that
 //! another configuration defined under the same name. An open export is neither removed nor
@@ -55,7 +55,7 @@ pub(super) enum Accepts {
 /// Result of reading: settings, certificates or keys, and differences.
 type Read = (Settings, Option<TlsServerConfig>, Reloaded);
 
-/// Certificates or keys, and the problem of the certificate in use, if any.
+/// Certificates or keys, and the problem with the certificate in use, if any.
 type ReadTls = (TlsServerConfig, Option<String>);
 
 /// A configuration whose restrictions have been applied, but not its exports and permissions.
@@ -67,7 +67,7 @@ pub(crate) struct ReadConfig<'a> {
     reading: Reading<'a>,
 }
 
-/// State that a reload compares with.
+/// State with which a reload compares the configuration.
 pub(super) struct Reload {
     reread: Reread,
     running: Settings,
@@ -79,7 +79,7 @@ pub(super) struct Reload {
     reading: Mutex<()>,
     /// Order of the readings, for the exports and for commands that save.
     readings: Readings,
-    /// Exports of the configuration as they were applied last, by name.
+    /// Exports in the configuration as last applied, by name.
     applied: Mutex<BTreeMap<String, ExportSpec>>,
     /// Shared with the commands that save exports; absent without a control socket.
     save_lock: OnceLock<SaveLock>,
@@ -111,7 +111,7 @@ impl Reload {
         drop(self.save_lock.set(lock));
     }
 
-    /// Whether the configuration has changes to an export that were not applied. An entry that
+    /// Whether the configuration has changes to an export that have not been applied. An entry that
     /// matches the running export counts as applied: a command has saved it.
     fn is_edited(&self, configured: &ExportSpec, running: Option<&ExportSpec>) -> bool {
         let mut applied = self.applied.lock();
@@ -121,8 +121,8 @@ impl Reload {
         applied.get(configured.name()) != Some(configured)
     }
 
-    /// Rereads the certificates, keys and list of clients; returns None without them. An invalid
-    /// certificate is refused, unless it is the one in use.
+    /// Rereads the certificates, keys and list of clients; returns None if there are none. An
+    /// invalid certificate is refused, unless it is the one in use.
     fn read_tls(&self) -> Result<Option<ReadTls>, String> {
         let Some(endpoint) = &self.tls else { return Ok(None) };
         let read = read_tls(&self.running).and_then(|config| {
@@ -149,7 +149,7 @@ impl Reload {
         failed.map_or(Ok(done), Err)
     }
 
-    /// Applies the differences, and records what was applied, even before an error.
+    /// Applies the differences, and records what was applied, even if an error follows.
     fn apply(
         &self,
         exports: &Exports,
@@ -161,7 +161,7 @@ impl Reload {
         self.apply_exports(exports, read, done)
     }
 
-    /// Applies the exports and permissions of a configuration, unless a later one is applied.
+    /// Applies the exports and permissions of a configuration, unless a later one has been applied.
     pub(super) fn apply_exports(
         &self,
         exports: &Exports,
@@ -183,7 +183,7 @@ impl Reload {
             done.warnings.push(SUPERSEDED.to_owned());
             return Ok(());
         }
-        // A reload has read all files.
+        // This reload has read all files.
         exports.note_dangling(&[]);
         exports.access.renew(lists, &set.export);
         let wanted = Wanted {
@@ -213,7 +213,7 @@ impl Reload {
         Ok(())
     }
 
-    /// Records the exports that match the configuration now.
+    /// Records the exports that now match the configuration.
     fn note_applied(&self, configured: &[ExportSpec], done: &Reloaded) {
         let mut applied = self.applied.lock();
         applied.retain(|name, _| configured.iter().any(|spec| spec.name() == name));
@@ -338,8 +338,8 @@ impl Changes {
     /// the running export.
     pub(super) fn origin(&self, name: &str) -> Result<Origin, String> {
         let text = |error: Error| error.chain().to_string();
-        // Before the files are read: a reload that begins later reads what the command writes, or
-        // changes the number.
+        // Taken before the files are read: a reload that begins later reads what the command
+        // writes, or changes the number.
         let (configuration, reloading) = self.reload.readings.state();
         let plan = (self.reload.reread)().map_err(text)?;
         let Settings { exports_dir, export: configured, access, .. } = plan.settings;
@@ -392,7 +392,7 @@ fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Error for a reload that changes no export, including what was applied before.
+/// Error for a reload that changes no export, including what had been applied.
 fn refused(why: &str, done: &Reloaded) -> String {
     match access_text(done, "lost") {
         None => format!("nothing changed: {why}"),
@@ -410,7 +410,7 @@ fn would_be_refused(why: &str, done: &Reloaded) -> String {
     }
 }
 
-/// Settings that differ and that only a restart applies.
+/// Settings that differ and take effect only after a restart.
 fn differences(running: &Settings, wanted: &Settings) -> Vec<String> {
     let (before, after) = (print(running), print(wanted));
     let differs = before.iter().filter(|(name, value)| after.get(name) != Some(value));

@@ -1,5 +1,5 @@
-//! The daemon's side of changes to exports, for tests of the engine: commands and reloads of a
-//! server whose control shard the test runs.
+//! The daemon's side of export changes, for engine tests: commands and reloads on a server whose
+//! control shard is run by the test.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::plan::Plan;
 use crate::settings::{ExportSpec, Settings};
 use crate::state::StateDir;
 
-/// Callback of a reload that has read the configuration.
+/// Called by a reload once it has read the configuration.
 type AfterReading = Box<dyn FnOnce() + Send>;
 
 /// A server that has read a configuration.
@@ -68,12 +68,12 @@ impl Rig {
         self.changes.preview()
     }
 
-    /// Changes the configuration that the next reload reads.
+    /// Changes the configuration that the next reload will read.
     pub(crate) fn configure(&self, set: &Settings) {
         *self.configuration.lock() = set.clone();
     }
 
-    /// Calls `then` in the next reload, or request for an origin, once it has read the
+    /// Calls `then` in the next reload or request for an origin, once it has read the
     /// configuration.
     pub(crate) fn after_reading(&self, then: impl FnOnce() + Send + 'static) {
         *self.after_reading.lock() = Some(Box::new(then));
@@ -84,7 +84,7 @@ impl Rig {
         self.changes.origin(name)
     }
 
-    /// Runs the first half of a reload: reads the configuration, and applies the restrictions.
+    /// Runs the first half of a reload: reads the configuration and applies the restrictions.
     pub(crate) fn read(&self) -> Result<ReadConfig<'_>, String> {
         let Changes { exports, reload, .. } = &self.changes;
         reload.read_and_restrict(exports, Accepts::LostAccess, &mut Reloaded::default())

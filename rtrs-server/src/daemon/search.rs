@@ -2,12 +2,12 @@
 //!
 //! Owns [`Searcher`], a [`Finder`] with its own thread, because looking up and opening a path may
 //! block and the control shard must not wait. The thread answers each search with a message to the
-//! control shard, in order. It remembers the exports that it opened as long as they are in use, so
-//! that two sessions that name the same file get the same export, even under different names. If a
-//! name has come to lead to a different file, that file is opened as a separate export.
+//! control shard, in order. It remembers the exports it has opened for as long as they are in use,
+//! so that two sessions that name the same file share one export, even under different names. If a
+//! name now leads to a different file, that file is opened as a separate export.
 //!
 //! Names cannot leave the search path: the control shard refuses names with `..`, and the target of
-//! a symbolic link must be under the path, with all links of the path itself resolved. The resolved
+//! a symbolic link must be under the path, with all links in the path itself resolved. The resolved
 //! path is then walked again without links (openat2 with RESOLVE_BENEATH), and all later operations
 //! use the descriptor of the file found there. Replacing a directory with a link in the meantime
 //! therefore has no effect.
@@ -37,7 +37,7 @@ use crate::export::{Closer, Export};
 use crate::settings::ExportSpec;
 use crate::state::StateDir;
 
-/// Errno of a kernel without openat2, or of a sandbox that forbids it.
+/// Errnos from a kernel without openat2, or from a sandbox that forbids it.
 const ENOSYS: i32 = 38;
 const EPERM: i32 = 1;
 
@@ -46,7 +46,7 @@ const EPERM: i32 = 1;
 pub(crate) struct SearchPath {
     /// Path of the directory.
     pub(crate) prefix: PathBuf,
-    /// Whether each session uses the subdirectory of its name.
+    /// Whether each session uses the subdirectory named after it.
     pub(crate) by_session: bool,
 }
 
@@ -121,7 +121,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    /// Returns the export of a name, opening it if necessary, or the errno of the open.
+    /// Returns the export for a name, opening it if necessary, or the errno of a failed open.
     fn look(&mut self, session: &[u8], name: &Name) -> Result<Arc<Export>, u16> {
         let shown = name.to_string();
         let found = self.path.resolve(session, name.as_bytes()).and_then(|place| place.find());
@@ -328,7 +328,7 @@ mod tests {
         };
         fs::create_dir(tree.0.join("far")).unwrap();
         fs::write(tree.0.join("far/b"), [1; 4096]).unwrap();
-        // A directory on the way, the file itself, and the directory of the search path.
+        // A directory along the way, the file itself, and the directory of the search path.
         for (name, at, to) in [
             ("dir/b", "vols/dir", "../far"),
             ("a", "vols/a", "../outside"),

@@ -1,9 +1,9 @@
-//! Start and run of the server from a validated plan.
+//! Starts and runs the server from a validated plan.
 //!
 //! Defines [`serve`], the binary's last call: it opens the exports, starts a thread per shard,
 //! opens the control socket, prints the addresses, and runs until a signal or a drain ends it. Each
 //! thread creates its own ring, providers and engine; if any shard fails, the others are stopped
-//! and the error is returned. With `user`, the server changes to that user after it has begun to
+//! and the error is returned. With `user`, the server switches to that user after it has begun to
 //! listen and before it serves any client.
 
 use std::fs;
@@ -52,9 +52,9 @@ use crate::plan::Plan;
 use crate::settings::{ExportSpec, Id, OnMissing, SearchSpec, Settings};
 use crate::state::StateDir;
 
-/// Maximum time for the flushes at the end of the process.
+/// Maximum time for the flushes when the process exits.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
-/// Maximum time to save the last writers at the end of the process.
+/// Maximum time to save the last writers when the process exits.
 const WRITERS_MAX: Duration = Duration::from_secs(2);
 
 /// Runs the server until SIGTERM or SIGINT, or until it is drained. `reread` reads the settings
@@ -63,7 +63,7 @@ const WRITERS_MAX: Duration = Duration::from_secs(2);
 /// # Errors
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
 /// that cannot be listened on, [`ErrorKind::InUse`] for the control socket, [`ErrorKind::System`]
-/// for refusals of the system and for an incomplete drain.
+/// for system errors and for an incomplete drain.
 pub fn serve(plan: &Plan, reread: Reread) -> Result<(), Error> {
     run_server(plan, |source| source, reread)
 }
@@ -151,7 +151,7 @@ fn run_server(
     let ended = shards.join();
     let closed = control.map_or(Ok(()), ServerControl::close);
     stop_cleanly(&setup.exports, &state);
-    // Other references to the table may exist until the end of the process.
+    // Other references to the table may exist until the process exits.
     setup.exports.clear();
     outcome.and(ended).and(closed)
 }
@@ -175,7 +175,7 @@ fn open_exports(
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    // Root opens the targets, and changing the user waits for all threads.
+    // Root opens the targets, and switching to the user waits for all threads.
     let stalled = if user.is_some() { Stalled::Refused } else { Stalled::Left };
     let Started { mut exports, failures } = open_all(set, &opener, stalled)?;
     for export in &mut exports {
@@ -372,7 +372,7 @@ fn log_start(setup: &Setup, portals: &[String]) {
     );
 }
 
-/// Starts the thread that finds exports under the search path, if configured.
+/// Starts the thread that finds exports under the search path, if one is configured.
 fn start_finder(
     set: &Settings,
     sources: &Sources,

@@ -1,4 +1,4 @@
-//! Threads of the shards: their common parameters, startup and shutdown.
+//! The shards' threads: their common parameters, startup and shutdown.
 //!
 //! Each thread creates its own ring, providers and engine, reports the result, and waits until the
 //! main thread lets it serve. A shard that ends unexpectedly stops the others.
@@ -22,7 +22,7 @@ use crate::engine::session::SessionParams;
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::ExportTable;
 
-/// Number of submissions that a shard's ring can hold in a turn before it must submit early.
+/// Number of submissions that a shard's ring can hold per turn before it must submit early.
 const RING_ENTRIES: u32 = 1024;
 
 /// Common parameters of all shards.
@@ -34,7 +34,7 @@ pub(super) struct Setup {
     pub(super) cpus: Vec<usize>,
     pub(super) senders: Arc<[Sender<Message>]>,
     pub(super) audit: AuditSink,
-    /// Set when the shards may serve.
+    /// Set once the shards may serve.
     pub(super) released: OnceLock<()>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct ShardThreads {
 }
 
 impl ShardThreads {
-    /// Starts a thread per shard. Stops the others if one cannot be started.
+    /// Starts one thread per shard. Stops the others if one cannot be started.
     pub(super) fn start(
         setup: &Arc<Setup>,
         mailboxes: Vec<Mailbox<Message>>,
@@ -168,11 +168,11 @@ fn new_ring() -> Result<std::rc::Rc<Ring>, Error> {
     Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))
 }
 
-/// Sets up the rings of this many shards at the same time, because they share the locked-memory
-/// limit, and then releases them.
+/// Sets up the rings of this many shards at the same time, because they share the limit on locked
+/// memory, and then releases them.
 ///
 /// # Errors
-/// [`ErrorKind::System`] with the limit and its remedy.
+/// [`ErrorKind::System`], with the limit and a remedy.
 pub(super) fn check_rings(shards: u16) -> Result<(), Error> {
     (0..shards).map(|_| new_ring()).collect::<Result<Vec<_>, _>>().map(drop)
 }

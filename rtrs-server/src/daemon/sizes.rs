@@ -4,8 +4,8 @@
 //! compares the sizes of all exports once a second, at the cost of one load and a copy each, and
 //! reports changes to the control shard, which informs the clients (`engine/control/announce.rs`).
 //! Truncating a target needs `--force`. Accepting a target that something else truncated needs
-//! `--force` only while the export is open. Both raise the export's epoch, so that a flush of each
-//! session reports its unflushed writes as lost.
+//! `--force` only while the export is open. Both raise the export's epoch, so that each session's
+//! next flush reports the session's unflushed writes as lost.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -22,7 +22,7 @@ use crate::control_protocol::Resized;
 use crate::engine::message::{ControlMessage, Message};
 use crate::export::{Export, ExportIndex, ExportTable};
 
-/// Interval between comparisons.
+/// Interval between comparisons of the sizes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts the thread that compares sizes. The thread ends soon after the table is dropped.
@@ -130,7 +130,7 @@ impl ExportCommands {
 /// Effect of a forced resize of an open export.
 const LOSES: &str = "which loses the data beyond the end";
 
-/// Sizes by which a resize may lose data.
+/// Sizes that determine whether a resize may lose data.
 struct Losses {
     /// Current size of the export.
     had: u64,
@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    /// A file that was truncated to 4096 bytes, and grows while it is resized.
+    /// A file that was truncated to 4096 bytes and grows while it is being resized.
     #[derive(Debug)]
     struct Growing {
         size: AtomicU64,
@@ -268,8 +268,8 @@ mod tests {
         }
     }
 
-    /// Result of shrinking an unused export of 1 MiB, its size after that, and how often its epoch
-    /// rose.
+    /// Returns the result of shrinking an unused export of 1 MiB, its size afterwards, and how
+    /// often its epoch rose.
     fn shrink(is_fixed: bool, to: u64, force: bool) -> (Result<u64, String>, u64, u32) {
         let (size, looks) = (AtomicU64::new(1 << 20), AtomicU64::new(0));
         let mut export = Export::new("vol", Arc::new(Growing { size, looks, is_fixed }));

@@ -1,9 +1,9 @@
-//! Threads that cannot take a signal, because they wait in the kernel for a file system or disk
-//! that does not answer.
+//! Threads that cannot take a signal, because they are waiting in the kernel for a file system or
+//! disk that does not answer.
 //!
 //! The C library changes the user of all threads by sending a signal to each, and waits for all of
-//! them without a limit. Meanwhile no thread can start or end, so a server that waits there cannot
-//! even stop. The change must therefore not begin while a thread is stuck.
+//! them without a limit. During that time no thread can start or exit, so a server that waits there
+//! cannot even stop. The change must therefore not begin while a thread is stuck.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,11 +34,11 @@ pub(super) fn wait_for_stuck_threads(tasks: &Path, within: Duration) -> Result<(
     }
 }
 
-/// Names of the threads that cannot take a signal now, by the names of their directories.
+/// Returns the names of the threads that cannot take a signal now, by directory name.
 fn stuck_threads(tasks: &Path) -> BTreeMap<String, String> {
     let look = |entry: io::Result<fs::DirEntry>| {
         let entry = entry.ok()?;
-        // The thread may have ended.
+        // The thread may have exited.
         let status = fs::read_to_string(entry.path().join("status")).ok()?;
         let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
         let is_stuck = line("State:")?.trim_start().starts_with('D');
@@ -71,7 +71,7 @@ mod tests {
         set(&dir.0, "1", "S (sleeping)");
         set(&dir.0, "2", "D (disk sleep)");
         set(&dir.0, "3", "D (disk sleep)");
-        // A thread that has ended.
+        // A thread that has exited.
         fs::create_dir(dir.0.join("4")).unwrap();
         let why = wait_for_stuck_threads(&dir.0, Duration::ZERO).unwrap_err();
         assert!(why.starts_with("thread export-2 waits for a file system"), "{why}");

@@ -1,9 +1,9 @@
 //! Exports whose path now leads to a different file or device.
 //!
-//! Once a second, a thread reopens unused exports by their path, each on its own thread, because
+//! Once a second, a thread has unused exports reopened by path, each on its own thread, because
 //! targets can hang. Other threads do so before the first session opens an export ([`Examiner`]),
-//! so that no session starts on the old file. The backend examines the target of the path
-//! (`backend/file/watch.rs`) on threads that may block; the wait for that is bounded.
+//! so that no session starts on the old file. The backend examines the path's target
+//! (`backend/file/watch.rs`) on threads that may block; the wait for the result is bounded.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Weak};
@@ -22,7 +22,7 @@ use crate::engine::reply_to::ReplyTo;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of opens whose targets are examined at the same time.
 const EXAMINED_MAX: usize = 64;
-/// Maximum number of exports that are reopened at the same time.
+/// Maximum number of exports being reopened at the same time.
 const REOPENED_MAX: usize = 64;
 
 /// An open that waits until the target has been examined.
@@ -33,7 +33,7 @@ struct Waiting {
     mode: OpenMode,
 }
 
-/// Sender of opens to their thread.
+/// Sends opens to the thread that handles them.
 #[derive(Debug)]
 struct Opens(Sender<Waiting>);
 
@@ -79,8 +79,8 @@ fn look(changes: &Weak<Changes>) {
     }
 }
 
-/// Examines the targets of opens, each on its own thread, so that a target that hangs delays no
-/// other.
+/// Examines the targets of opens, each on its own thread, so that a hanging target does not delay
+/// others.
 fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &ControlShard) {
     let running = Arc::new(());
     for open in inbox {

@@ -90,20 +90,20 @@ fn closed_exports(set: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the warnings that startup with these settings would log for the rules in a list.
+/// Returns the warnings about the rules in a list that startup with these settings would log.
 pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
     let mut all: Vec<String> = without_interface(rules.iter()).collect();
     if rules.iter().all(|rule| rule.name().is_none()) {
         return all;
     }
-    // A reload reports files with errors.
+    // Reloads report errors in the files.
     if let Ok(tls) = read_tls(set) {
         all.extend(rules_without_clients(rules.iter(), tls.as_ref()));
     }
     all
 }
 
-/// Warns about rules whose interface does not exist.
+/// Warns about rules that name an interface that does not exist.
 fn without_interface<'a>(
     rules: impl Iterator<Item = &'a AccessRule>,
 ) -> impl Iterator<Item = String> {
@@ -116,7 +116,7 @@ fn without_interface<'a>(
     })
 }
 
-/// Finds names in these rules that no client can have.
+/// Finds client names in these rules that no client can have.
 fn rules_without_clients<'a>(
     rules: impl Iterator<Item = &'a AccessRule>,
     tls: Option<&TlsServerConfig>,
@@ -149,7 +149,7 @@ fn proves(listen: &[Auto<Portal>]) -> bool {
     })
 }
 
-/// Warns about operations that the configured user will not be permitted.
+/// Warns about operations that the configured user will not be permitted to perform.
 fn user_warnings(set: &Settings) -> Vec<String> {
     let Some(user) = &set.user else { return Vec::new() };
     // A user that does not exist is reported as an error.
@@ -172,7 +172,7 @@ fn user_warnings(set: &Settings) -> Vec<String> {
     all
 }
 
-/// Files with certificates or keys that a reload reads.
+/// Files with certificates or keys that are read on reload.
 fn tls_files(set: &Settings) -> Vec<PathBuf> {
     let in_dir = |dir: &Path| {
         let names = ["ca-cert.pem", "ca-crl.pem", "server-cert.pem", "server-key.pem"];
@@ -188,7 +188,7 @@ pub(super) fn warn(warnings: Vec<String>) {
         if tracing::enabled!(tracing::Level::WARN) {
             tracing::warn!("{warning}");
         } else {
-            // Ignored if stderr is closed.
+            // Errors are ignored, because stderr may be closed.
             let _ = writeln!(std::io::stderr(), "warning: {warning}");
         }
     }

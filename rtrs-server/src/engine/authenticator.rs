@@ -1,5 +1,5 @@
-//! Work for client authentication outside the control shard: signatures take too long for a shard,
-//! and the engine has no source of random numbers.
+//! Client authentication work outside the control shard: signatures take too long for a shard, and
+//! the engine has no source of random numbers.
 //!
 //! The daemon, or a test, implements [`Authenticator`]. It receives a [`ProofTask`] and later sends
 //! the result of [`ProofTask::run`] to the control shard.
@@ -14,7 +14,7 @@ use rtrs_core::fabric::{PeerIdentity, ProofError};
 
 use crate::engine::reply_to::ReplyTo;
 
-/// Creates and verifies signatures. It must not block, because the control shard calls it.
+/// Creates and verifies signatures. Must not block, because the control shard calls it.
 pub trait Authenticator: fmt::Debug + Send + Sync {
     /// Begins a task. Returns false if too many tasks are pending; the task is then dropped.
     fn begin(&self, task: ProofTask) -> bool;
@@ -45,7 +45,7 @@ pub enum ProofWork {
     },
     /// Verifies a client's proof of its identity.
     Check {
-        /// Exchange that the client must have signed.
+        /// Exchange that the client should have signed.
         exchange: Exchange,
         /// Proof from the client.
         data: Box<[u8]>,
@@ -64,7 +64,7 @@ pub struct ProofDone {
 /// Outcome of a successful computation.
 #[derive(Debug)]
 pub enum ProofResult {
-    /// Answer to a challenge, and the exchange that the client must sign.
+    /// Answer to the challenge, and the exchange that the client must sign.
     Proved(Box<[u8]>, Exchange),
     /// Identity of the client.
     Checked(PeerIdentity),

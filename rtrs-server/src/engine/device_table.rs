@@ -1,13 +1,13 @@
 //! Mapping of a session's device IDs to exports, readable by every shard without a lock.
 //!
-//! Each ID has one atomic word, which the control shard writes on OPEN and CLOSE, and which each IO
-//! loads once. IDs are per session and start at 0, and the lowest free ID is reused first, as in
-//! the kernel. A session opens an export at most once, so there are no more IDs than exports. The
-//! ID of a removed export is not reused before the client closes it, because the client may not
-//! know about the removal yet.
+//! Each ID has one atomic word, which the control shard writes on OPEN and CLOSE and each IO loads
+//! once. IDs are per session and start at 0, and the lowest free ID is reused first, as in the
+//! kernel. A session opens an export at most once, so there are no more IDs than exports. The ID of
+//! a removed export is not reused until the client closes it, because the client may not know about
+//! the removal yet.
 //!
 //! The word is 0 when the ID is closed. Otherwise bit 31 is set, bit 30 means "writes allowed", and
-//! the low 16 bits hold the export; if the export was removed, only bit 29 is set.
+//! the low 16 bits hold the export index; if the export was removed, only bit 29 is set.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -59,12 +59,12 @@ impl DeviceTable {
         self.rows.get(id.0 as usize)
     }
 
-    /// Returns the device of an ID, or None if the ID is not open.
+    /// Returns the device with an ID, or None if the ID is not open.
     pub fn get(&self, id: DeviceId) -> Option<DeviceEntry> {
         self.lookup(id).ok()
     }
 
-    /// Returns the device of an ID.
+    /// Returns the device with an ID.
     ///
     /// # Errors
     /// Fails with EIDRM if the export was removed, or ENOTCONN if the ID is not open.
@@ -80,7 +80,7 @@ impl DeviceTable {
         Ok(DeviceEntry { export, writable: word & WRITABLE != 0 })
     }
 
-    /// Ledger of unflushed writes to the export of an ID.
+    /// Ledger of unflushed writes to the export open under an ID.
     pub fn ledger(&self, id: DeviceId) -> Option<&FlushLedger> {
         self.row(id).map(|row| &row.ledger)
     }
@@ -90,8 +90,8 @@ impl DeviceTable {
         self.ids().find(|id| self.get(*id).is_some_and(|entry| entry.export == export))
     }
 
-    /// Opens an export under the lowest free ID, or changes the rights of its current ID. Returns
-    /// None if every ID is in use. `epoch` is the epoch of an export that is not open yet.
+    /// Opens an export under the lowest free ID, or changes the access rights of its current ID.
+    /// Returns None if every ID is in use. `epoch` is the epoch of an export that is not open yet.
     pub fn open(&self, entry: DeviceEntry, epoch: u32) -> Option<DeviceId> {
         let id = match self.find(entry.export) {
             Some(id) => id,
@@ -117,7 +117,7 @@ impl DeviceTable {
         entry
     }
 
-    /// Marks the export of an ID as removed, so that no new requests begin there.
+    /// Marks the export of an ID as removed, so that no new requests for it begin.
     pub fn remove(&self, id: DeviceId) {
         if let Some(row) = self.row(id)
             && !rtrs_core::mutated!(RemovedServed)

@@ -72,7 +72,7 @@ pub trait EpochStore: fmt::Debug + Send + Sync {
 
 /// Record of a clean stop, for the next process.
 pub trait StopMark: fmt::Debug + Send + Sync {
-    /// Records that everything is flushed, and that no more writes follow.
+    /// Records that everything is flushed, and that no more writes will follow.
     fn note(&self);
 }
 
@@ -81,12 +81,12 @@ pub trait StopMark: fmt::Debug + Send + Sync {
 pub struct SyncEpoch {
     state: Arc<EpochState>,
     /// Part of the cache ID that differs between starts of the server. Set if the epoch cannot be
-    /// saved, and if only this process knows of unflushed data.
+    /// saved, or if only this process knows of unflushed data.
     salt: u64,
     stop: Option<Box<dyn StopMark>>,
     store: Option<(Arc<dyn EpochStore>, String)>,
     order: SyncOrder,
-    /// Number of running flushes of the daemon whose failure would raise the epoch.
+    /// Number of the daemon's running flushes whose failure would raise the epoch.
     flushing: AtomicU32,
 }
 
@@ -112,7 +112,7 @@ impl SyncEpoch {
         Arc::new(Self { salt, ..Self::default() })
     }
 
-    /// Makes the cache IDs depend on a number of this process, which a clean stop leaves to the
+    /// Makes the cache IDs depend on a number of this process, which a clean stop passes on to the
     /// next one. Called before the epoch is shared.
     pub(crate) fn tied(mut self: Arc<Self>, number: u64, stop: Box<dyn StopMark>) -> Arc<Self> {
         let Some(own) = Arc::get_mut(&mut self) else { return Self::unkept(number) };
@@ -131,15 +131,15 @@ impl SyncEpoch {
         self.stop.is_some()
     }
 
-    /// Records that a flush of the daemon begins, whose failure will raise the epoch.
+    /// Records the start of a flush by the daemon, whose failure will raise the epoch.
     pub(crate) fn begin_flush(&self) -> Flushing<'_> {
         self.flushing.fetch_add(1, Ordering::SeqCst);
         Flushing(&self.flushing)
     }
 
-    /// Records that everything is flushed, and that no more writes follow. Does nothing if a failed
-    /// sync is not saved or another flush is still running: the next process could not learn of a
-    /// loss.
+    /// Records that everything is flushed, and that no more writes will follow. Does nothing if a
+    /// failed sync is not saved or another flush is still running: the next process could not learn
+    /// of a loss.
     pub fn note_clean_stop(&self) {
         if let Some(stop) = &self.stop
             && self.flushing.load(Ordering::SeqCst) == 0
@@ -165,7 +165,7 @@ impl SyncEpoch {
     }
 
     /// Whether a sync of the export has failed since the mark was set, or may have failed: an
-    /// export of the search path that is found again is a new object, with the saved number.
+    /// export found again under the search path is a new object, with the saved number.
     pub fn has_risen_since(&self, mark: &EpochMark) -> bool {
         let rises = mark.state.rises.load(Ordering::Acquire);
         let same = Arc::ptr_eq(&self.state, &mark.state);
@@ -188,7 +188,7 @@ impl SyncEpoch {
         rises
     }
 
-    /// Whether `rises` rises are saved.
+    /// Whether `rises` rises have been saved.
     pub fn is_saved(&self, rises: u32) -> bool {
         self.state.saved.load(Ordering::Acquire) >= rises
     }

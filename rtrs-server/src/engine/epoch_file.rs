@@ -1,10 +1,10 @@
 //! File that preserves an export's epoch across restarts of the server.
 //!
-//! Owns [`EpochFile`], which works on a [`Medium`]: a file of the state directory in the daemon, a
-//! medium that fails and tears writes in tests and in the simulator. The file holds two slots in
-//! blocks of their own. A slot is a line of text with a sequence number, the epoch and a checksum.
-//! The file is allocated when the export is opened, and a save overwrites the older slot in place,
-//! so that a save needs no free space.
+//! Owns [`EpochFile`], which works on a [`Medium`]: in the daemon, a file in the state directory;
+//! in tests and the simulator, a medium that fails and tears writes. The file holds two slots, each
+//! in its own block. A slot is a line of text with a sequence number, an epoch and a checksum. The
+//! file is allocated when the export is opened, and a save overwrites the older slot in place, so
+//! that a save needs no free space.
 //!
 //! A server that starts trusts a file only if both slots are intact, and continues with the newer
 //! one. A file that is missing, empty or torn may lack a save: the export then starts in a fresh
@@ -42,7 +42,7 @@ pub trait Medium {
     /// Overwrites a part of the file in place and makes that part durable.
     ///
     /// # Errors
-    /// The system's error. Any part of the new bytes may be in the file then.
+    /// The system's error. The file may then contain any part of the new bytes.
     fn overwrite(&mut self, at: usize, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes the file empty, or removes the file.
@@ -69,7 +69,7 @@ pub struct EpochFile<M> {
     number: u64,
     /// Both slots hold what this process has written or read.
     intact: bool,
-    /// Reason why the file has been empty since it was opened, until it is reported.
+    /// Reason why the file has been empty since it was opened, until the reason is reported.
     cleared: Option<io::Error>,
 }
 
@@ -78,7 +78,7 @@ impl<M: Medium> EpochFile<M> {
     /// number that no server has used before.
     ///
     /// # Errors
-    /// The file cannot be read, or neither allocated nor cleared.
+    /// The file cannot be read, or can be neither allocated nor cleared.
     pub fn open(mut medium: M, fresh: u64) -> io::Result<Self> {
         let content = medium.read()?;
         let newest = content.as_deref().and_then(newest);
@@ -101,7 +101,7 @@ impl<M: Medium> EpochFile<M> {
         Ok(())
     }
 
-    /// Returns why the last open or reopen could not allocate the file, which is empty then. The
+    /// Returns why the last open or reopen could not allocate the file, which is then empty. The
     /// next save tries again.
     pub fn take_cleared(&mut self) -> Option<io::Error> {
         self.cleared.take()
@@ -187,7 +187,7 @@ impl<M: Medium> EpochFile<M> {
     }
 }
 
-/// Returns the offset of the slot with a sequence number.
+/// Returns the offset of the slot for a sequence number.
 const fn slot_of(sequence: u64) -> usize {
     if sequence.is_multiple_of(2) { 0 } else { SLOT_SIZE }
 }
@@ -205,7 +205,7 @@ fn encode(sequence: u64, number: u64) -> String {
     format!("{body}{sum:016x}\n")
 }
 
-/// Returns sequence number and epoch of an intact slot.
+/// Returns the sequence number and the epoch of an intact slot.
 fn decode(slot: &[u8]) -> Option<(u64, u64)> {
     let line = std::str::from_utf8(slot.get(..LINE_SIZE)?).ok()?;
     let mut words = line.strip_prefix(MAGIC)?.split_whitespace();
@@ -238,9 +238,9 @@ mod tests {
     struct Torn {
         content: Option<Vec<u8>>,
         prng: Prng,
-        /// Share of replacements and overwrites that fail.
+        /// Proportion of replacements and overwrites that fail.
         fails: Ratio,
-        /// Share of removals that fail.
+        /// Proportion of removals that fail.
         stays: Ratio,
     }
 
@@ -356,8 +356,8 @@ mod tests {
         assert_eq!(EpochFile::look(&mut medium).unwrap(), Some(102));
     }
 
-    /// Servers start and stop over a failing medium: after a rise that was reported as saved, no
-    /// server uses an epoch from before that rise.
+    /// Servers start and stop over a failing medium: once a raised epoch has been reported as
+    /// saved, no server uses an earlier one.
     #[test]
     fn a_failed_or_torn_save_never_hides_an_advance() {
         let (mut kept, mut cleared, mut refused) = (0, 0, 0);
@@ -365,7 +365,7 @@ mod tests {
             let mut shares = Prng::new(seed ^ 0x5a5a);
             let mut share = || Ratio::new(shares.next_u32() % 4, 4);
             let mut medium = torn(seed, share(), share());
-            // Epochs that ended with a rise that was saved.
+            // Epochs that ended when the epoch was raised and saved.
             let mut passed: Vec<u64> = Vec::new();
             for server in 1..7 {
                 let Ok(mut file) = EpochFile::open(&mut medium, server << 32) else { continue };

@@ -1,4 +1,4 @@
-//! Opens of names that are not exported: the search and its implementation.
+//! Opens that need other threads: searches for names not exported, and examinations of targets.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum Examined {
     No,
     /// Examined; the export is to be opened in its current state.
     Yes,
-    /// Examined; the path leads elsewhere, and an ongoing change of exports prevented the export
+    /// Examined; the path leads elsewhere, and an ongoing change to exports prevented the export
     /// from being reopened in time.
     Outdated,
 }
@@ -26,15 +26,15 @@ pub struct OpenMode {
     /// Whether the client compares cache IDs: it has room for the long response, unlike a kernel
     /// client.
     pub compares: bool,
-    /// Whether the client had the export open here before and may still have requests from that
-    /// time.
+    /// Whether the client had the export open on this server before and may still have requests
+    /// from then.
     pub returns: bool,
-    /// Whether the target was examined for this open, and with which result.
+    /// Whether the target was examined for this open, and with what result.
     pub examined: Examined,
 }
 
 impl OpenMode {
-    /// Creates the mode of an open with `room` bytes for its response.
+    /// Creates the mode for an open with `room` bytes for its response.
     pub const fn new(access: AccessMode, room: u32) -> Self {
         let compares = room as usize >= OpenRspTail::LONG_LEN;
         Self { access, compares, returns: false, examined: Examined::No }
@@ -54,10 +54,10 @@ pub struct Search {
     pub name: Name,
 }
 
-/// Examines targets of named exports before the first session opens them, because a path may by
-/// then lead to a different file.
+/// Examines targets of named exports before the first session opens them, because by then a path
+/// may lead to a different file.
 pub trait Examiner: fmt::Debug + Send + Sync {
-    /// Takes an open without blocking. Later, the open is sent to the control shard again, with the
+    /// Takes an open without blocking. Later, the open is sent back to the control shard with the
     /// result of the examination. Returns false if the open was not taken.
     fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool;
 }

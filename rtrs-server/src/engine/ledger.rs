@@ -8,12 +8,11 @@
 //! In the steady state shards only read these words: a write stores a value only if it is the first
 //! since a flush was submitted.
 //!
-//! `dirty` describes the writes that no successful flush has covered: the lowest epoch in which any
-//! such write was submitted, and the generation in which the last one was acknowledged. A flush
-//! begins a new generation when it is submitted and covers the earlier generations. The epoch is
-//! that of a write's *submission*. A write that is acknowledged in a later epoch than that of its
-//! submission counts as lost (`late`) until a flush that covers it has failed: a failure reported
-//! before the write's acknowledgment did not cover the write.
+//! `dirty` describes the writes that no successful flush has covered: the lowest epoch and the last
+//! generation in which any of them was acknowledged. A flush begins a new generation when it is
+//! submitted and covers the earlier generations. A write that is acknowledged in a later epoch than
+//! that of its submission counts as lost (`late`) until a flush that covers it has failed: a
+//! failure reported before the write's acknowledgment did not cover the write.
 
 use rtrs_core::ids::PermitId;
 use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,7 +50,7 @@ pub struct FlushLedger {
     reported: AtomicU32,
     /// Path and permit of the last flush that reported a loss.
     reported_to: AtomicU64,
-    /// Epoch when the session opened the export.
+    /// Epoch in which the session opened the export.
     opened: AtomicU32,
 }
 
@@ -74,7 +73,7 @@ fn place(path: PathKey, permit: PermitId) -> u64 {
 }
 
 impl FlushLedger {
-    /// Resets the ledger when the session opens the export in this epoch.
+    /// Resets the ledger when the session opens the export in `epoch`.
     pub fn reset(&self, epoch: u32) {
         self.dirty.store(0, Ordering::SeqCst);
         self.late.store(0, Ordering::SeqCst);
@@ -82,7 +81,7 @@ impl FlushLedger {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// Epoch when the session opened the export.
+    /// Epoch in which the session opened the export.
     pub fn opened(&self) -> u32 {
         self.opened.load(Ordering::SeqCst)
     }
@@ -96,8 +95,8 @@ impl FlushLedger {
         dirty.map(|(oldest, _)| (oldest, late)).or_else(|| late.then_some((u32::MAX, true)))
     }
 
-    /// Takes over the state of a former session: a loss, or unflushed writes, which count from this
-    /// epoch onwards. Called before the session has the device.
+    /// Takes over the state of an earlier session: a loss, or unflushed writes, which count from
+    /// `epoch` onwards. Called before the session can use the device.
     pub fn resume(&self, epoch: u32, lost: bool) {
         if lost {
             self.report_again();
@@ -137,7 +136,7 @@ impl FlushLedger {
         }
     }
 
-    /// Records a flush before it is submitted in this epoch. A flush that may be a copy of the one
+    /// Records a flush before it is submitted in `epoch`. A flush that may be a copy of the one
     /// that reported the last loss reports that loss again.
     pub fn begin_flush(&self, epoch: u32, path: PathKey, permit: PermitId) -> FlushMark {
         let repeats = self.may_repeat(path, permit);
@@ -149,7 +148,7 @@ impl FlushLedger {
         FlushMark { generation, reported, epoch, repeats }
     }
 
-    /// Checks a flush that succeeded in this epoch. Returns a reason if it must fail nevertheless.
+    /// Checks a flush that succeeded in `epoch`. Returns a reason if it must fail nevertheless.
     pub fn hides_loss(&self, mark: FlushMark, epoch: u32) -> Option<Hidden> {
         let mut word = self.dirty.load(Ordering::SeqCst);
         loop {
@@ -194,7 +193,7 @@ impl FlushLedger {
         }
     }
 
-    /// Marks the writes that the flush covers in this value of `dirty` as settled. Writes
+    /// Marks as settled the writes that the flush covers, given this value of `dirty`. Writes
     /// acknowledged since the flush was submitted belong to its epoch or a later one, or are late.
     /// If the word has changed, returns its current value as the error.
     fn cover(&self, word: u64, mark: FlushMark) -> Result<(), u64> {
@@ -246,7 +245,7 @@ mod tests {
         ledger.begin_flush(epoch, PATH, PERMIT)
     }
 
-    /// Submits a flush and ends it in this epoch. Returns whether it reported a loss.
+    /// Submits and completes a flush in `epoch`. Returns whether it reported a loss.
     fn flush(ledger: &FlushLedger, epoch: u32) -> bool {
         let mark = begin(ledger, epoch);
         end(ledger, mark, epoch)

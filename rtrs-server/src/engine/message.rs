@@ -1,8 +1,8 @@
 //! Messages between the control shard and the shards that carry IO.
 //!
 //! The control shard is shard 0; a message to the same shard is delivered within the same turn.
-//! Messages from one shard to another keep their order, which the lifecycle of a path relies on: a
-//! connection that a shard accepts is closed there later.
+//! Messages from one shard to another arrive in order. The lifecycle of a path relies on this: a
+//! shard must be told to accept a connection before it is told to close it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +39,7 @@ pub enum ControlRequest {
     Open {
         /// Name of the export.
         name: Box<Name>,
-        /// Mode of the open.
+        /// Mode in which to open it.
         mode: OpenMode,
     },
     /// CLOSE.
@@ -94,7 +94,7 @@ pub struct Closed {
 pub enum ControlAnswer {
     /// Success without data.
     Done,
-    /// Success, with the data of the response in its long form.
+    /// Success, with the response data in its long form.
     Opened([u8; OpenRspTail::LONG_LEN]),
     /// Success, with a page of exports that fits the requested space.
     Page(Box<[u8]>),
@@ -107,7 +107,7 @@ pub enum ControlAnswer {
 }
 
 impl ControlAnswer {
-    /// Returns the errno, 0 for success, and the data for a client with `room` bytes for it.
+    /// Returns the errno, 0 on success, and the data for a client that has room for `room` bytes.
     pub fn parts(&self, room: usize) -> (u16, &[u8]) {
         match self {
             Self::Done => (0, &[]),
@@ -129,7 +129,7 @@ pub struct AcceptOrder {
     pub path: Arc<PathShared>,
     /// Index of the connection.
     pub cid: ConnIndex,
-    /// Connection request of the peer.
+    /// Connection request from the peer.
     pub request: ConnRequest,
     /// Private data to accept with.
     pub response: PrivateData,
@@ -140,9 +140,9 @@ pub struct AcceptOrder {
 pub struct PingOrder {
     /// Provider that the request arrived over.
     pub provider: ProviderIndex,
-    /// Connection request of the peer.
+    /// Connection request from the peer.
     pub request: ConnRequest,
-    /// Clone of the counter with which the sender counts orders in transit.
+    /// Held while the order is in transit; the sender counts the clones.
     pub place: Arc<()>,
 }
 
@@ -176,12 +176,12 @@ pub enum ShardMessage {
         /// Device of the path's session.
         device: DeviceId,
     },
-    /// Accept no new requests, answer running ones, then report `Finished`.
+    /// Accept no new requests, answer those in progress, then report `Finished`.
     Finish {
         /// Number of the path.
         path: PathKey,
     },
-    /// Close all connections, at once if `abrupt`. Running requests are not answered.
+    /// Close all connections, at once if `abrupt`. Requests in progress are not answered.
     Close {
         /// Number of the path.
         path: PathKey,
@@ -197,7 +197,7 @@ pub enum ShardMessage {
         /// Answer to the request.
         answer: ControlAnswer,
     },
-    /// A session closed an export: report `Retired` when none of its requests remain there.
+    /// A session closed an export: report `Retired` once its last request there has ended.
     Retire(Closed),
     /// Close the device of an export that no session has open anymore.
     CloseDevice {
@@ -209,19 +209,19 @@ pub enum ShardMessage {
         /// Index of the export.
         export: ExportIndex,
     },
-    /// Wake requests that may wait for an event on another shard, such as a completed sync or a
-    /// turn.
+    /// Wake requests that may be waiting for an event on another shard, such as a completed sync or
+    /// their turn.
     Wake,
     /// Exit, because the server is stopping.
     Exit,
 }
 
-/// Progress of a path's shutdown on a shard, in this order.
+/// Stages of a path's shutdown on a shard, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReport {
-    /// A finishing path has nothing in flight on this shard anymore.
+    /// A finishing path no longer has anything in flight on this shard.
     Finished,
-    /// No new work of the path begins on this shard. Its connections are being closed.
+    /// No new work for the path begins on this shard. Its connections are being closed.
     Stopped,
     /// Nothing of the path remains on this shard.
     Drained,
@@ -230,7 +230,7 @@ pub enum EndReport {
 /// A message from a shard to the control shard.
 #[derive(Debug)]
 pub enum ControlMessage {
-    /// INFO_REQ, or another message in its place.
+    /// INFO_REQ, or a message received instead of it.
     Info {
         /// Number of the path.
         path: PathKey,
@@ -249,7 +249,7 @@ pub enum ControlMessage {
         /// The client's request.
         request: ControlRequest,
     },
-    /// Result of a finder: the export, or the errno of the open.
+    /// Result of a finder: the export, or the errno to answer the open with.
     Found(Box<(Search, Result<Arc<Export>, u16>)>),
     /// A signature was created or verified for a path.
     Proof(Box<ProofDone>),
@@ -258,7 +258,7 @@ pub enum ControlMessage {
         /// Number of the close.
         close: CloseNumber,
     },
-    /// HB_MSG arrived, which announces the next one.
+    /// HB_MSG arrived; it announces when the next one is due.
     Announced {
         /// Number of the path.
         path: PathKey,
@@ -298,14 +298,14 @@ pub enum ControlMessage {
     Shutdown,
     /// A request from the operator.
     Admin {
-        /// Request of the operator.
+        /// Request from the operator.
         request: AdminRequest,
         /// Destination of the answer.
         reply: AdminReplyTo,
     },
 }
 
-/// The operator's request to the control shard. Sessions are named by number or name.
+/// The operator's request to the control shard. Sessions are identified by number or name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminRequest {
     /// List the sessions.
@@ -322,12 +322,12 @@ pub enum AdminRequest {
         /// Number or name of the session.
         session: String,
     },
-    /// End the server path by path.
+    /// Shut down the server, path by path.
     Drain {
-        /// Time for running requests.
+        /// Time allowed for requests in progress.
         within: Duration,
     },
-    /// End the paths that changed access lists no longer allow.
+    /// End the paths that the changed access lists no longer allow.
     CheckAccess,
     /// List the authenticated clients of the paths.
     Identities,
@@ -388,7 +388,7 @@ pub enum AdminReply {
         /// Numbers of the paths.
         paths: Vec<u64>,
     },
-    /// The paths of the server have ended, and its shards are about to.
+    /// The server's paths have ended, and its shards are about to end.
     Drained {
         /// Number of requests that did not complete in time.
         unfinished: u64,

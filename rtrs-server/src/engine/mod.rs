@@ -94,7 +94,7 @@ impl ServerEngine {
         }
     }
 
-    /// Processes an event of a provider.
+    /// Processes an event from a provider.
     pub fn handle_event(
         &mut self,
         now: Instant,
@@ -137,7 +137,7 @@ impl ServerEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Processes an event of a ping connection. Returns false for events of other connections.
+    /// Processes an event on a ping connection. Returns false for events of other connections.
     fn give_to_pings(
         &mut self,
         now: Instant,
@@ -218,7 +218,7 @@ impl ServerEngine {
         earliest(earliest(self.shard.deadline(), control), pings)
     }
 
-    /// Removes the next message to another shard.
+    /// Takes the next message for another shard.
     pub fn take_message(&mut self) -> Option<(CoreIndex, Message)> {
         self.away.take()
     }
@@ -230,7 +230,7 @@ impl ServerEngine {
         }
     }
 
-    /// Whether a shutdown was requested; known only on shard 0.
+    /// Whether a shutdown has been requested; known only on shard 0.
     pub fn is_stopping(&self) -> bool {
         self.control.as_ref().is_some_and(Control::is_stopping)
     }
@@ -264,7 +264,7 @@ impl ServerEngine {
     fn take(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match message {
-            // Nothing to do: devices are polled in each turn.
+            // Nothing to do: devices are polled on each turn.
             Message::Wake => {}
             Message::Report(reply) => {
                 let fabrics =

@@ -1,9 +1,9 @@
 //! Last writers of an export, saved for the server's next process.
 //!
-//! A client that returns after a different client has written must not continue. Within a process,
+//! A client that returns after another client has written must not continue. Within a process,
 //! `control/writers.rs` detects that. The next process can detect it only from the list of
 //! displaced sessions that this process has saved. Sessions in neither list may open the export,
-//! because a save can fail and an incorrect refusal would fail all of a client's IO.
+//! because a save can fail and a wrong refusal would fail all of a client's IO.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub trait WriterStore: fmt::Debug + Send + Sync {
     fn save(&self, lists: &WriterLists);
 }
 
-/// Hash of a session's ID, because the ID itself is known only to the client and the server.
+/// Hash of a session ID, because only the client and the server may know the ID itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionHash(pub u64);
 
@@ -36,7 +36,7 @@ pub struct WriterLists {
     /// The last session that opened the export for exclusive writing, and sessions that have
     /// migrated from it since then.
     pub writers: Vec<SessionHash>,
-    /// Sessions after which a different session opened the export for exclusive writing.
+    /// Sessions after which another session opened the export for exclusive writing.
     pub displaced: Vec<SessionHash>,
 }
 
@@ -48,13 +48,13 @@ pub struct SavedWriters {
 }
 
 impl SavedWriters {
-    /// Continues with saved lists, and saves changes to them.
+    /// Continues with saved lists, and saves their changes.
     pub fn kept(lists: WriterLists, store: Box<dyn WriterStore>) -> Self {
         Self { lists: Mutex::new(lists), store: Some(store) }
     }
 
-    /// Whether, according to the lists, a different session has opened the export for exclusive
-    /// writing since this session did.
+    /// Whether, according to the lists, another session has opened the export for exclusive writing
+    /// since this session did.
     pub(crate) fn have_displaced(&self, session: SessionId) -> bool {
         self.lists.lock().displaced.contains(&session.into())
     }
@@ -64,8 +64,8 @@ impl SavedWriters {
         self.lists.lock().writers.contains(&session.into())
     }
 
-    /// Records that a session has opened the export for writing. The session `joins` the last
-    /// writers, or displaces them.
+    /// Records that a session has opened the export for writing. With `joins`, the session joins
+    /// the last writers; otherwise it displaces them.
     pub(crate) fn opened(&self, session: SessionId, joins: bool) {
         let session = SessionHash::from(session);
         let mut lists = self.lists.lock();

@@ -1,4 +1,4 @@
-//! A session at the server: the state shared by all its paths and shards, and its parameters.
+//! A session on the server: the state shared by all its paths and shards, and its parameters.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -37,12 +37,12 @@ impl ServerInstance {
 pub struct SessionParams {
     /// Queue depth and chunk size.
     pub limits: Limits,
-    /// Use of a fresh key per request (the kernel's `always_invalidate`). `Auto` uses them on
-    /// devices that have windows.
+    /// Whether to use a fresh key for each request (the kernel's `always_invalidate`). `Auto` does
+    /// so on devices that have windows.
     pub always_invalidate: AutoSwitch,
     /// Silence before a heartbeat is sent.
     pub heartbeat_interval: Duration,
-    /// Number of periods that a heartbeat may stay unanswered.
+    /// Number of periods that a heartbeat may remain unanswered.
     pub heartbeat_missed_max: u32,
     /// Maximum time between two heartbeats of an idle path that clients may announce. If it does
     /// not exceed the interval, clients announce nothing.
@@ -69,7 +69,7 @@ pub struct SessionParams {
     /// Number of shards. Connection k >= 1 of a path is on shard (k - 1 + n) % shards, where n is
     /// specific to the session.
     pub cores: u16,
-    /// Boot of the host and process of this server.
+    /// This server's process, and the boot of its host.
     pub instance: ServerInstance,
     /// Identity of this server, as reported to clients; None if unknown.
     pub server_id: Option<ServerId>,
@@ -183,12 +183,12 @@ impl SessionShared {
         self.opened.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the client compares the identity of exports that it opens, unlike kernel clients.
+    /// Whether the client compares the identities of exports it opens, unlike kernel clients.
     pub fn compares(&self) -> bool {
         self.compares.load(Ordering::Relaxed)
     }
 
-    /// Records that the client compares the exports that it opens. For the control shard only.
+    /// Records that the client compares identities. For the control shard only.
     pub fn note_compares(&self) {
         self.compares.store(true, Ordering::Relaxed);
     }

@@ -5,9 +5,9 @@
 //! keys, every chunk has its own window, whose key the peer is given and loses with each request;
 //! otherwise the registration's key covers all chunks. The pool is created for the control shard
 //! when INFO_REQ is accepted, or before the path's first connection if the device pins memory, or
-//! from the memory of a former path of the session (`engine/control/chunk_pool.rs`). Every shard
-//! reads it, and its last holder frees it: block IO in flight keeps the memory itself alive, never
-//! the peer's right to it.
+//! from the memory of an earlier path of the session (`engine/control/chunk_pool.rs`). Every shard
+//! reads it, and its last holder frees it: block IO in flight keeps the memory itself alive, but
+//! never the peer's right to access it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use rtrs_core::wire::{InfoRsp, RkeyRsp, SgDesc, TimedRkeyRsp};
 /// of each chunk: without a gap all those starts would compete for the same few cache sets.
 const GAP: usize = 4096;
 
-/// Number of chunks of a path that its peer may write to before the session's first OPEN, on
+/// Number of a path's chunks to which its peer may write before the session's first OPEN, on
 /// transports where memory is committed on the first write. Our clients use two: OPEN has permit 0,
 /// and FENCE permit 1.
 pub const CHUNKS_BEFORE_OPEN: u32 = 4;
@@ -39,7 +39,7 @@ pub struct ChunkPool {
     windows: Box<[Arc<dyn Window>]>,
 }
 
-/// Memory of a pool, not covered by any key that a peer has ever had.
+/// Memory of a pool, not covered by any key that a peer has ever been given.
 #[derive(Debug)]
 pub struct ChunkMemory {
     /// The chunks and the gaps between them.
@@ -110,8 +110,8 @@ impl ChunkPool {
         limits.chunk_size() as usize + GAP
     }
 
-    /// Size of a pool in bytes. No gap follows the last chunk: the peer's key must not reach beyond
-    /// the chunks.
+    /// Size of a pool in bytes. No gap follows the last chunk: the peer's key must not extend
+    /// beyond the chunks.
     pub fn bytes(limits: Limits) -> usize {
         Self::stride(limits) * usize::from(limits.queue_depth()) - GAP
     }
@@ -184,8 +184,8 @@ impl ChunkPool {
 /// Buffers for the small messages of one path's connections, in separately registered memory.
 ///
 /// `[INFO_REQ, 272 bytes, in 512][RKEY_RSP, 16 bytes per chunk][INFO_RSP]`. Each RKEY_RSP belongs
-/// to its chunk: it is written when the chunk gets a new key and may be overwritten when the peer
-/// uses that key.
+/// to its chunk: it is written when the chunk is given a new key and may be overwritten when the
+/// peer uses that key.
 #[derive(Debug)]
 pub struct MessageBuffers {
     registration: Arc<dyn MemoryRegistration>,

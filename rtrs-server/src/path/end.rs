@@ -20,7 +20,7 @@ pub enum InfoError {
     Name(NameError),
 }
 
-/// Protocol violation of a peer that ends its path.
+/// Protocol violation by a peer, which ends its path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerFault {
@@ -33,7 +33,7 @@ pub enum PeerFault {
     /// Unexpected message without an immediate.
     #[error("unexpected message")]
     Message,
-    /// Permit that is in flight on this path.
+    /// Permit that is already in flight on this path.
     #[error("permit {0} was reused before its answer")]
     PermitReused(u16),
     /// Malformed request without a recipient for an error answer.
@@ -51,7 +51,7 @@ pub enum PathEnd {
     /// The peer violated the protocol.
     #[error("protocol violation by the peer: {0}")]
     Peer(PeerFault),
-    /// Another session has the name.
+    /// Another session already has the name.
     #[error("another session has the name {0:?} (session-name)")]
     NameTaken(String),
     /// A connection was closed.
@@ -68,7 +68,7 @@ pub enum PathEnd {
     /// An impossible state: a bug in this server.
     #[error("internal error: {0}")]
     Internal(&'static str),
-    /// Memory or another resource for the path is missing.
+    /// Memory or another resource needed for the path is unavailable.
     #[error("cannot serve the path: {0}")]
     Unserved(String),
     /// The handshake took too long.
@@ -80,7 +80,7 @@ pub enum PathEnd {
     /// The client has not authenticated, and others need its place.
     #[error("the client had not authenticated, and others needed its place")]
     CrowdedUnproved,
-    /// Another path has determined the session's client, with other limits.
+    /// Another path has authenticated the session's client, with a different queue depth.
     #[error("another path authenticated the session's client, with another queue depth")]
     OtherClient,
     /// No client of the session authenticated in time.
@@ -129,8 +129,8 @@ pub enum PathEnd {
 }
 
 impl PathEnd {
-    /// Errno with which INFO_REQ is refused. None for a client that violates the protocol, which
-    /// gets no answer.
+    /// Errno with which INFO_REQ is refused. None for a client that violates the protocol: it
+    /// receives no answer.
     pub(crate) const fn info_errno(&self) -> Option<u16> {
         match self {
             Self::NameTaken(_) => Some(errno::EEXIST),

@@ -1,9 +1,9 @@
 //! Handshake of a path: connections arrive, then INFO_REQ, then requests are served.
 //!
-//! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which must
-//! not arrive before all connections are up (rtrs-srv.c, post_recv_path), and returns the session's
-//! name. Names are validated here; the session table checks whether a name is taken. If INFO_REQ is
-//! refused, a client that accepts refusals learns the reason and closes the path.
+//! [`Joining`] collects the connections of one path; [`Joining::admit`] handles INFO_REQ, which
+//! must not arrive before all connections are up (rtrs-srv.c, post_recv_path), and returns the
+//! session name. Names are validated here; the session table checks whether a name is taken. If
+//! INFO_REQ is refused, a client that accepts refusals learns the reason and closes the path.
 
 use rtrs_core::ids::ConnIndex;
 use rtrs_core::time::Instant;
@@ -11,13 +11,13 @@ use rtrs_core::wire::{InfoReq, Name};
 
 use super::end::{InfoError, PathEnd};
 
-/// A path whose connections are arriving; INFO_REQ may follow when it is complete.
+/// A path whose connections are arriving; INFO_REQ may follow once it is complete.
 #[derive(Debug)]
 pub struct Joining {
     seen: Box<[bool]>,
     missing: u16,
     deadline: Instant,
-    /// Reason for an INFO_REQ refusal that was sent to the client.
+    /// Reason for refusing INFO_REQ, if the client was sent a refusal.
     refused: Option<PathEnd>,
 }
 
@@ -27,9 +27,9 @@ pub enum JoinError {
     /// The number of connections differs from the path's.
     #[error("it announces {found} connections, but the path has {expected}")]
     Count {
-        /// Number that this connection announced.
+        /// Number announced by this connection.
         found: u16,
-        /// Number that the first connection announced.
+        /// Number announced by the first connection.
         expected: u16,
     },
     /// The connection already exists.
@@ -54,12 +54,12 @@ impl Joining {
         self.deadline = deadline;
     }
 
-    /// Records the reason for an INFO_REQ refusal, which the caller sends to the client.
+    /// Records the reason for refusing INFO_REQ, which the caller sends to the client.
     pub fn refuse(&mut self, why: PathEnd) {
         self.refused = Some(why);
     }
 
-    /// Returns the reason for an INFO_REQ refusal that was sent to the client.
+    /// Returns the reason for refusing INFO_REQ, if the client was sent a refusal.
     pub fn refused(&self) -> Option<&PathEnd> {
         self.refused.as_ref()
     }
@@ -93,7 +93,7 @@ impl Joining {
     /// Processes INFO_REQ.
     ///
     /// # Errors
-    /// If INFO_REQ is malformed or early, or its name is refused. The path must then end.
+    /// If INFO_REQ is malformed or too early, or its name is refused. The path must then end.
     pub fn admit(&self, bytes: &[u8]) -> Result<Name, InfoError> {
         if self.missing > 0 {
             return Err(InfoError::Early(self.missing));

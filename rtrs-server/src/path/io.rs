@@ -1,4 +1,4 @@
-//! Sending of answers: chains of work requests, and the send queue that limits them.
+//! Sending answers: chains of work requests, and the send queue that limits them.
 //!
 //! The chains are those of docs/PROTOCOL.md, "responses" (kernel rtrs-srv.c, rdma_write_sg and
 //! send_io_resp_imm). A kernel client depends on these rules: an answer uses the connection of its
@@ -27,7 +27,7 @@ pub struct Answer {
     /// Fresh key of the chunk and the buffer for its message, which has room for the times if the
     /// path's answers carry them.
     pub rkey: Option<(Rkey, Sge)>,
-    /// Time that the request took at the server.
+    /// Time that the request took on the server.
     pub took: ServerTimes,
 }
 

@@ -1,4 +1,4 @@
-//! A path at the server: the state that its connections share across shards.
+//! A path on the server: the state that its connections share across shards.
 //!
 //! The control shard owns the state of a path (`state.rs`, `handshake.rs`); `end.rs` lists the
 //! reasons why a path ends. Each shard with a connection of the path owns that connection and the
@@ -71,7 +71,7 @@ struct ProofGate {
 pub struct PathOrigin {
     /// UUID that the client gave the path.
     pub uuid: PathUuid,
-    /// Number of connections of the complete path.
+    /// Number of connections that the complete path has.
     pub cid_num: u16,
     /// Index of the shard's provider that carries the path.
     pub provider: ProviderIndex,
@@ -91,7 +91,7 @@ pub struct PathOrigin {
     pub takes_info_refusals: bool,
     /// Whether the client must authenticate on the path.
     pub must_authenticate: bool,
-    /// Identity that the first connection proved; all others proved the same. Anonymous without
+    /// Identity that the first connection proved; the others proved the same one. Anonymous without
     /// TLS.
     pub identity: PeerIdentity,
 }
@@ -108,7 +108,7 @@ pub struct PathResources {
 }
 
 impl PathShared {
-    /// Creates a path that is connecting, at a server with `cores` shards.
+    /// Creates a path that is connecting, on a server with `cores` shards.
     pub fn new(
         key: PathKey,
         session: Arc<SessionShared>,
@@ -159,7 +159,7 @@ impl PathShared {
         self.gate.as_ref().is_some_and(|gate| gate.identity.set(identity).is_ok())
     }
 
-    /// Permit table for requests that arrived before or after the proof.
+    /// Permit table for requests that arrived before (`unproved`) or after the proof.
     pub(crate) fn permits(&self, unproved: bool) -> &PermitTable {
         let own = self.gate.as_ref().filter(|_| unproved).map(|gate| &gate.permits);
         own.unwrap_or(&self.session.permits)

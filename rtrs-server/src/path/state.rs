@@ -1,4 +1,4 @@
-//! States of a path at the server and their valid transitions.
+//! States of a path on the server and their valid transitions.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use rtrs_core::proto::Moves;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PathState {
-    /// Waits for its connections and then INFO_REQ, within the handshake timeout.
+    /// Waiting for its connections and then INFO_REQ, within the handshake timeout.
     Connecting = 0,
     /// INFO_REQ was accepted, and requests are served.
     Connected = 1,
@@ -18,14 +18,14 @@ pub enum PathState {
     /// The shards are stopping service and closing the connections.
     Closing = 3,
     /// No new work begins, whatever still arrives. Connections may still be closing, which takes
-    /// some drivers up to a minute, and block IO may run. The peer may reconnect.
+    /// some drivers up to a minute, and block IO may still be running. The peer may reconnect.
     Draining = 4,
     /// Nothing of the path remains.
     Gone = 5,
 }
 
 impl PathState {
-    /// Whether the connections are being closed or already were.
+    /// Whether the connections are being closed or already have been.
     pub const fn is_ending(self) -> bool {
         matches!(self, Self::Closing | Self::Draining | Self::Gone)
     }
@@ -67,7 +67,7 @@ impl PathState {
         }
     }
 
-    /// Whether new work of the path may still begin.
+    /// Whether new work on the path may still begin.
     pub const fn may_begin(self) -> bool {
         !matches!(self, Self::Draining | Self::Gone)
     }

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings};
 
-/// Exports that were opened, and failures of the others.
+/// The exports that were opened, and the failures of the others.
 pub(crate) struct Partial<T> {
     /// Opened exports.
     pub(crate) opened: Vec<T>,
@@ -12,7 +12,7 @@ pub(crate) struct Partial<T> {
 }
 
 impl<T> Partial<T> {
-    /// Opens each export of the settings.
+    /// Opens each export in the settings.
     pub(crate) fn open(set: &Settings, open: impl FnMut(&ExportSpec) -> Result<T, Error>) -> Self {
         let specs = if set.ping_only { &[][..] } else { &set.export };
         let (mut opened, mut failed) = (Vec::new(), Vec::new());
@@ -25,10 +25,10 @@ impl<T> Partial<T> {
         Self { opened, failed }
     }
 
-    /// Refuses any failure.
+    /// Fails if any export failed.
     ///
     /// # Errors
-    /// The failure, or one error with the text of all failures.
+    /// The failure, or one error that lists all failures.
     pub(crate) fn all(self) -> Result<Vec<T>, Error> {
         let texts: Vec<String> =
             self.failed.iter().map(|(_, error)| error.chain().to_string()).collect();
@@ -40,10 +40,10 @@ impl<T> Partial<T> {
         }
     }
 
-    /// Accepts failures unless the settings refuse them.
+    /// Accepts failures unless the settings forbid them.
     ///
     /// # Errors
-    /// Those of [`Self::all`].
+    /// See [`Self::all`].
     pub(crate) fn enough(self, set: &Settings) -> Result<Self, Error> {
         let waits = set.on_missing != OnMissing::Refuse;
         let starts = waits && (!self.opened.is_empty() || starts_without_exports(set));

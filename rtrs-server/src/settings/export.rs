@@ -29,7 +29,7 @@ use super::rbd::RbdName;
 use crate::access_list::AccessRule;
 use crate::rate_limits::RateLimits;
 
-/// Maximum length of an export name in bytes: the protocol has 255 with the NUL (kernel
+/// Maximum length of an export name in bytes: the protocol allows 255 including the NUL (kernel
 /// rnbd-proto.h, `NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 254;
 
@@ -48,11 +48,11 @@ pub enum Target {
     /// A regular file or a block device. Never begins with `mem:` or another scheme; such a
     /// relative path is stored with a leading `./`.
     Path(PathBuf),
-    /// Memory, whose content is lost when the server ends.
+    /// Memory, whose contents are lost when the server exits.
     Memory(u64),
     /// A null device: writes are discarded, reads return zeroes.
     Null(u64),
-    /// An image of a Ceph cluster.
+    /// An image in a Ceph cluster.
     Rbd(RbdName),
     /// An export of an NBD server.
     Nbd(NbdUrl),
@@ -144,7 +144,7 @@ impl BlockSize {
     }
 }
 
-/// Share of requests that fail on purpose, in millionths.
+/// Fraction of requests to fail deliberately, in millionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ErrorRate(u32);
 
@@ -247,7 +247,7 @@ rtrs_core::settings! {
 const NO_TARGET: Target = Target::Null(0);
 
 impl ExportSpec {
-    /// Returns the path of the target, or of the configuration file of its cluster.
+    /// Returns the path of the target, or of its cluster's configuration file.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match &mut self.target {
             Target::Path(path) => Some(path),
@@ -261,8 +261,8 @@ impl ExportSpec {
         Self { name, target, ..Self::default() }
     }
 
-    /// Name that clients open: the configured one, or else that of the file, image or NBD export,
-    /// or else `mem` or `null`.
+    /// Name under which clients open the export: the configured one, or else that of the file,
+    /// image or NBD export, or else `mem` or `null`.
     ///
     /// # Errors
     /// [`ValueError`] if the name is empty, too long or contains a NUL, or the path has no file
@@ -393,8 +393,8 @@ impl FromStr for ExportSpec {
     }
 }
 
-/// Name and value of an option. Without an equals sign it has no value; `rw` is the opposite of
-/// `ro`.
+/// Returns an option's name and value. Without an equals sign, it has no value; `rw` is the
+/// opposite of `ro`.
 fn pair(option: &[Written]) -> (String, Option<String>) {
     match split_pair(option) {
         Some((key, value)) => (plain(key), Some(plain(value))),
@@ -403,7 +403,7 @@ fn pair(option: &[Written]) -> (String, Option<String>) {
     }
 }
 
-/// Values of each option, in the order of the options' first occurrences.
+/// Values of each option, in order of the options' first occurrences.
 type Options = Vec<(String, Vec<Option<String>>)>;
 
 fn grouped(options: impl Iterator<Item = (String, Option<String>)>) -> Options {
@@ -442,7 +442,7 @@ impl ExportSpec {
         Err(ValueError::new(WHAT, text, problem, hint))
     }
 
-    /// Returns the export with changed options, each in the text form; `rw` reverts `ro`, and an
+    /// Returns the export with changed options, each in the text form; `rw` undoes `ro`, and an
     /// empty `access=` removes the access list.
     ///
     /// # Errors
@@ -461,7 +461,7 @@ impl ExportSpec {
         Ok(spec)
     }
 
-    /// Returns the export with those options of `other` that can change while it is open.
+    /// Returns the export with the options from `other` that can change while it is open.
     pub(crate) fn with_live_options(&self, other: &Self) -> Self {
         Self {
             ro: other.ro,
@@ -490,7 +490,7 @@ impl ExportSpec {
         }
     }
 
-    /// Name that clients open, once it is resolved.
+    /// Name under which clients open the export, once resolved.
     pub(crate) fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
     }

@@ -73,7 +73,7 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
 /// Reads the exports in a file. An empty file has none.
 ///
 /// # Errors
-/// Fails with [`ErrorKind::ConfigFile`] or [`ErrorKind::Config`], with name, line and remedy.
+/// Fails with [`ErrorKind::ConfigFile`] or [`ErrorKind::Config`], with the name, line and remedy.
 pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
     // Reading a pipe would wait for a writer. Other errors are reported by the read.
     if fs::metadata(file).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
@@ -86,7 +86,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
 /// Parses the text of a file with exports.
 ///
 /// # Errors
-/// Fails with [`ErrorKind::Config`], with name, line and remedy.
+/// Fails with [`ErrorKind::Config`], with the name, line and remedy.
 pub(crate) fn parse(text: &str, file: &Path) -> Result<Vec<ExportSpec>, Error> {
     let exports = deserialize_list(serde_yaml::Deserializer::from_str(text));
     let exports = exports.map_err(|error| yaml_error(&error, &file.display().to_string()))?;
@@ -96,7 +96,7 @@ pub(crate) fn parse(text: &str, file: &Path) -> Result<Vec<ExportSpec>, Error> {
 /// Finds the file in the directory that defines an export.
 ///
 /// # Errors
-/// Fails like [`files`] and [`read`].
+/// Fails as [`files`] and [`read`] do.
 pub(crate) fn file_of(dir: &Path, name: &str) -> Result<Option<PathBuf>, Error> {
     for file in files(dir)? {
         if read(&file)?.iter().any(|spec| spec.resolved_name().is_ok_and(|its| its == name)) {

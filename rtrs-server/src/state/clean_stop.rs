@@ -1,10 +1,10 @@
 //! Cache IDs of exports whose unflushed changes are known only to this process.
 //!
-//! Unflushed data at an NBD server is counted only in this process. After the process exits, a
-//! later loss would go unnoticed, because this server and the NBD server may both have been
-//! restarted. The cache ID of such an export therefore depends on a random per-process number. A
-//! stop that has flushed the export leaves the number in the file `KEY.clean`, and the next process
-//! takes over the number and removes the file: clients then see no loss, since there was none.
+//! Unflushed data on an NBD server is counted only in this process. A loss after the process exits
+//! would go unnoticed, because this server and the NBD server may both have been restarted. The
+//! cache ID of such an export therefore depends on a random per-process number. A stop that flushes
+//! the export leaves the number in the file `KEY.clean`, and the next process adopts the number and
+//! removes the file, so clients see no loss, since there was none.
 
 use std::fs;
 use std::io;
@@ -39,7 +39,7 @@ impl StopMark for CleanStop {
 }
 
 impl CleanStop {
-    /// Takes over the number that a clean stop left.
+    /// Adopts the number that a clean stop left behind.
     fn take(&self) -> io::Result<u64> {
         let _as = files_as(self.owner.as_ref())?;
         let text = fs::read_to_string(&self.path)?;
@@ -81,7 +81,7 @@ mod tests {
         epoch.cache_id(5, epoch.rises())
     }
 
-    /// Store that never saves.
+    /// A store that never saves.
     #[derive(Debug)]
     struct Hanging;
 

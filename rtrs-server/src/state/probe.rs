@@ -1,4 +1,4 @@
-//! Checks whether a server can write to its directories, at startup and for `--check`.
+//! Checks at startup, and for `--check`, whether a server can write to its directories.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,12 +14,12 @@ pub(super) fn unusable(error: &io::Error) -> String {
     )
 }
 
-/// Returns the error for a server without a default state directory.
+/// Returns the error for a server that has no default state directory.
 pub(super) fn no_home() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "no home directory is known")
 }
 
-/// Creates a file in a directory and removes it.
+/// Creates a file in a directory, to check that this is possible, and removes it.
 ///
 /// # Errors
 /// The system's error, with the directory.
@@ -29,14 +29,14 @@ pub(super) fn try_write(dir: &Path) -> io::Result<()> {
     let path = dir.join(format!(".probe-{}", std::process::id()));
     File::create(&path).map_err(named)?;
     match fs::remove_file(&path) {
-        // Another server that shares the directory may have the same PID in its container.
+        // Another server sharing the directory may have the same PID in its container.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(named(error)),
         _ => Ok(()),
     }
 }
 
-/// Checks whether files can be created in the subdirectory `below` of a directory. At startup the
-/// server creates both if they do not exist; as root, it creates the directory for its owner.
+/// Checks whether files can be created in the subdirectory `below` of a directory. At startup, the
+/// server creates both if they do not exist; as root, it creates the directory for the owner.
 ///
 /// # Errors
 /// The system's error, with the directory.

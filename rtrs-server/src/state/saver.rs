@@ -1,4 +1,4 @@
-//! Thread that writes the files of the state directory, and retries failed writes.
+//! The thread that writes the state directory's files and retries failed writes.
 
 use std::io;
 use std::sync::Arc;
@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Time between two attempts to save a file.
+/// Time between attempts to save a file.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// A save of the latest content of a file.
+/// A request to save the latest content of a file.
 pub(super) trait Save: Send + Sized + 'static {
-    /// Whether both saves write the same file, so that the later one suffices.
+    /// Whether both saves write the same file, so the later one suffices.
     fn has_file_of(&self, other: &Self) -> bool;
 
-    /// Writes the file, unless it is already saved. Returns the save if it must be repeated.
+    /// Writes the file unless it is already saved. Returns the save if it must be retried.
     fn run(self) -> Option<Self>;
 }
 
-/// Job of the thread.
+/// A job for the thread.
 #[derive(Debug)]
 enum Job<S> {
     Save(S),
-    /// Repeats all failed saves immediately, and reports whether everything is saved.
+    /// Retries all failed saves immediately, and reports whether everything is saved.
     Finish(Sender<bool>),
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Saver<S> {
     running: Arc<Running>,
 }
 
-/// Start of the running save; None if no save is running, or if it was reported.
+/// Start of the save in progress; None if there is none, or if it has been reported.
 #[derive(Debug, Default)]
 struct Running(Mutex<Option<Instant>>);
 
@@ -55,7 +55,7 @@ impl<S> Clone for Saver<S> {
 }
 
 impl<S: Save> Saver<S> {
-    /// Starts the thread under the given name.
+    /// Starts the thread with the given name.
     pub(super) fn start(name: &str) -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel();
         let running = Arc::<Running>::default();
@@ -70,12 +70,12 @@ impl<S: Save> Saver<S> {
         drop(self.jobs.send(Job::Save(save)));
     }
 
-    /// Whether a save has been running for at least `after`. Returns true once for each save.
+    /// Whether a save has been in progress for at least `after`. Returns true only once per save.
     pub(super) fn take_slow(&self, after: Duration) -> bool {
         self.running.0.lock().take_if(|since| since.elapsed() >= after).is_some()
     }
 
-    /// Waits up to `within` until everything is saved. Returns whether it is.
+    /// Waits up to `within` for everything to be saved. Returns whether it was.
     pub(super) fn finish(&self, within: Duration) -> bool {
         let (done, saved) = mpsc::channel();
         self.jobs.send(Job::Finish(done)).is_ok() && saved.recv_timeout(within) == Ok(true)
@@ -100,7 +100,7 @@ fn run<S: Save>(inbox: &Receiver<Job<S>>, running: &Running) {
                 if is_first {
                     retry = Instant::now() + RETRY;
                 }
-                // Jobs may follow each other without a pause.
+                // Jobs may arrive without a pause between them.
                 repeats = Instant::now() >= retry;
             }
             Ok(Job::Finish(done)) => {
@@ -163,7 +163,7 @@ mod tests {
         assert!(!saver.finish(LONG));
     }
 
-    /// A save that fails once, or one that is immediately followed by another.
+    /// A save that fails once, or one immediately followed by another.
     enum Busy {
         FailsOnce(Sender<()>, bool),
         Follows(Saver<Self>, Arc<AtomicBool>),

@@ -1,9 +1,9 @@
 //! Last writers of exports across restarts, in the file `KEY.writers` of each export.
 //!
-//! The file is replaced as a whole, by a thread that tries again until it succeeds. It is read and
+//! The file is replaced as a whole, by a thread that retries until it succeeds. It is read and
 //! written under the claim of the export's epoch. A waiting save does not hold the claim, so that a
-//! full disk does not keep the export from being reopened; the last save of a closed export holds
-//! the claim, and is tried once. If the file is missing or damaged, no earlier writer is known.
+//! full disk does not prevent reopening the export; the last save of a closed export holds the
+//! claim, and is tried once. If the file is missing or damaged, no earlier writer is known.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -71,7 +71,7 @@ impl Save for WritersSave {
     }
 
     fn run(self) -> Option<Self> {
-        // If the claim is gone, the export is closed and its last save has been tried.
+        // If the claim is gone, the export is closed and its last save has been attempted.
         let claim = self.claim.upgrade()?;
         let lists = self.unsaved.lists.lock().take()?;
         let path = claim.path.with_extension("writers");
@@ -94,7 +94,7 @@ impl Save for WritersSave {
     }
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file atomically.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension("writers-new");
     let mut file =
@@ -188,7 +188,7 @@ mod tests {
     impl Scratch {
         fn new(name: &str) -> Self {
             let name = format!("rtrs-writers-{}-{name}", std::process::id());
-            // In memory, because a sync of a busy disk may take longer than an open waits for.
+            // In memory, because syncing a busy disk may take longer than an open waits.
             let memory = PathBuf::from("/dev/shm");
             let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
             Self(parent.join(name))

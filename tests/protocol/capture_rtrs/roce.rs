@@ -1,9 +1,9 @@
 //! RoCE v2 packets from a pcap file: Ethernet, IPv4, UDP to port 4791, BTH and its extensions.
 
-/// Kind of a packet, with the header fields that matter for it.
+/// Kind of a packet, with the relevant header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Datagram of the connection manager: its attribute and 232 bytes of data.
+    /// Connection manager datagram: its attribute and 232 bytes of data.
     Management { attribute: u16 },
     /// Part of a reliable send or RDMA write.
     Request { is_write: bool, first: bool, last: bool },
@@ -24,7 +24,7 @@ pub(crate) struct Packet {
     imm: Option<u32>,
     /// Key in a send with invalidate.
     pub(crate) invalidate: Option<u32>,
-    /// Captured part of the payload, and the payload's full length.
+    /// The captured part of the payload, and the full length of the payload.
     pub(crate) payload: Vec<u8>,
     pub(crate) payload_len: usize,
 }
@@ -40,7 +40,7 @@ impl Packet {
     }
 }
 
-/// Reader of big-endian numbers from a slice; returns `None` beyond its end.
+/// Reads big-endian numbers from a slice; returns `None` past its end.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the packets of a little-endian pcap file with Ethernet frames; others are skipped.
+/// Returns the packets in a little-endian pcap file with Ethernet frames, skipping other frames.
 pub(crate) fn packets(file: &[u8]) -> Vec<Packet> {
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap_or_default()) as usize;
     let mut packets = Vec::new();

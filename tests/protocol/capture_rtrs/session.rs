@@ -1,5 +1,5 @@
 //! Checks a session's path packet by packet: connections, requests, answers and their keys. Any
-//! message that the protocol does not allow is a fault.
+//! message not allowed by the protocol is an error.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const REP: u16 = 0x13;
 const DREQ: u16 = 0x15;
 const DREP: u16 = 0x16;
 
-/// Contents of a capture.
+/// The contents of a capture.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) connections: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Counts {
     pub(crate) heartbeat_acks: usize,
 }
 
-/// Connection, by its client's ID in the connection manager.
+/// A connection, by its client's ID in the connection manager.
 #[derive(Debug)]
 struct Connection {
     request: ConnReq,
@@ -55,7 +55,7 @@ struct Connection {
     drep: bool,
 }
 
-/// Send or write that may consist of several packets; missing data is zero.
+/// A send or write that may consist of several packets; missing data is zero.
 #[derive(Debug, Default)]
 struct Assembly {
     bytes: Vec<u8>,
@@ -63,14 +63,14 @@ struct Assembly {
     remote: Option<(u64, u32, u32)>,
 }
 
-/// Request without an answer so far.
+/// A request that has not been answered yet.
 #[derive(Debug)]
 struct Running {
     cid: usize,
     desc: Option<SgDesc>,
     need_inval: bool,
     invalidated: bool,
-    /// Data written to the memory that the descriptor names.
+    /// Data written to the memory named by the descriptor.
     data: Option<Vec<u8>>,
     is_info: bool,
     is_open: bool,
@@ -82,7 +82,7 @@ struct Path {
     connections: BTreeMap<u32, Connection>,
     granted: Option<(ConnRsp, u32)>,
     table: Vec<SgDesc>,
-    /// Next packet number by destination queue pair; the two ends may use equal queue pair numbers.
+    /// Next packet number by destination queue pair; the two ends may use the same numbers.
     next_psn: BTreeMap<(bool, u32), u32>,
     parts: BTreeMap<(bool, u32), Assembly>,
     running: BTreeMap<u16, Running>,
@@ -234,8 +234,8 @@ impl Path {
     fn on_request(&mut self, cid: usize, packet: &Packet, whole: &Assembly) -> Result<(), String> {
         let (granted, chunk) = self.granted.ok_or("a message before the accept")?;
         if packet.imm().is_none() && whole.remote.is_some_and(|remote| remote.2 == 0) {
-            // This message completes posted work requests before a disconnect; it reaches no
-            // memory and no receive.
+            // This message completes posted work requests before a disconnect; it reaches neither
+            // memory nor a receive.
             return Ok(());
         }
         let Some(imm) = packet.imm() else {
@@ -352,7 +352,7 @@ impl Path {
                 return Ok(());
             }
             let Some((addr, key, len)) = whole.remote else {
-                // The first message of connection 0, and the only plain send of a server.
+                // The first message on connection 0, and the server's only plain send.
                 if cid != 0 || self.introduced {
                     return Err("a plain send".into());
                 }

@@ -1,4 +1,4 @@
-//! Tests of CON_REQ and INFO_REQ: each check of docs/PROTOCOL.md, with its errno or the end of the
+//! Tests of CON_REQ and INFO_REQ: each check in docs/PROTOCOL.md, with its errno or the end of the
 //! path.
 
 use rtrs_core::wire::{ConnReq, errno};
@@ -29,7 +29,7 @@ fn invalid_connection_requests_are_refused() {
         ("4097 connections", with(8, [0x01, 0x10])),
         ("65535 connections", with(8, [0xff, 0xff])),
     ] {
-        // RDMA CM pads with zeroes: these are 56 bytes, and valid.
+        // RDMA CM pads with zeroes, so these are 56 bytes and valid.
         if matches!(what, "10 bytes" | "55 bytes") && !is_tcp() {
             continue;
         }
@@ -68,7 +68,7 @@ fn a_path_with_more_connections_than_its_memory_allows() {
 #[test]
 fn connections_that_do_not_match_their_path() {
     let mut scene = Scene::new();
-    // While the path connects: a repeated connection, and a different number of connections.
+    // While the path is connecting: a repeated connection, and a different number of connections.
     let options = PeerOptions { cid_num: 3, ..scene.options() };
     let mut peer = Peer::new(scene.server, options);
     peer.connect(0).expect("connection 0");
@@ -92,7 +92,7 @@ fn connections_that_do_not_match_their_path() {
     let mut beside = Peer::up(scene.server, PeerOptions { local: 9, ..second }, "fits");
     beside.check_alive("a second path");
     peer.check_alive("a second path");
-    // The path's UUID in another session is a different path.
+    // The path's UUID in another session identifies a different path.
     let other = PeerOptions { path: options.path, ..scene.options() };
     let mut other = Peer::up(scene.server, other, "other");
     other.check_alive("a uuid that another session has too");

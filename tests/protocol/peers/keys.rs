@@ -1,5 +1,5 @@
 //! Tests of illegal access to the server's memory: stale keys, foreign keys, bounds, reads,
-//! invalidations. Each ends the path that attempts it.
+//! invalidations. Each attempt ends its path.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn assert_terminated(reasons: &[CloseReason], what: &str) {
 #[test]
 fn writes_through_invalid_keys() {
     let mut scene = Scene::new();
-    // The key from before the last answer.
+    // The key from before the last answer is used.
     let reasons = scene.fatal("a stale key", |peer| {
         let stale = peer.chunks[6];
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
@@ -28,7 +28,7 @@ fn writes_through_invalid_keys() {
         peer.write_remote(1, RemoteMem { addr: stale.addr, rkey: stale.key }, &[9; 512]);
     });
     assert_terminated(&reasons, "a stale key");
-    // The key while its request is in progress.
+    // The key is used while its request is in progress.
     let mut peer = scene.peer();
     peer.open("slow", AccessMode::ReadWrite).expect("open slow");
     let chunk = peer.chunks[6];
@@ -37,7 +37,7 @@ fn writes_through_invalid_keys() {
     peer.write_remote(1, RemoteMem { addr: chunk.addr, rkey: chunk.key }, &[9; 512]);
     assert_terminated(&peer.ended("a key in use", at_once()), "a key in use");
     drop(peer);
-    // A key of another path.
+    // The key belongs to another path.
     let other = scene.peer();
     let foreign = other.chunks[2];
     let reasons = scene.fatal("the key of another path", |peer| {
@@ -90,7 +90,7 @@ fn writes_out_of_bounds() {
     }
 }
 
-/// Memory that is committed on first write is granted step by step: before OPEN, a client needs no
+/// Memory that is committed on first write is granted gradually: before OPEN, a client needs no
 /// more than two chunks, and four are allowed. Here three chunks count as one.
 #[test]
 fn writes_to_many_chunks_before_open() {
@@ -112,7 +112,7 @@ fn writes_to_many_chunks_before_open() {
         peer.check_alive("four chunks");
         to(&mut peer, 12);
         assert_terminated(&peer.ended("one more", AT_ONCE), "one more");
-        // After the session's first OPEN, all chunks are usable, even on paths without an OPEN.
+        // After the session's first OPEN, all chunks can be used, even on paths without an OPEN.
         let mut peer = scene.writer();
         let options = PeerOptions { path: 200, local: 2, ..peer.options };
         let mut second = Peer::up(scene.server, options, &format!("peer{}", options.session));
@@ -128,7 +128,7 @@ fn writes_to_many_chunks_before_open() {
 #[test]
 fn other_accesses_to_the_servers_memory() {
     let mut scene = Scene::new();
-    // Over RDMA, a queue pair without granted reads does not send one.
+    // Over RDMA, a queue pair that is granted no reads does not send any.
     if is_tcp() {
         let reasons = scene.fatal("a read of a chunk", |peer| {
             let SgDesc { addr, key, .. } = peer.chunks[5];
@@ -148,7 +148,7 @@ fn other_accesses_to_the_servers_memory() {
             }
         });
     }
-    // An unexpected message, with and without the invalidation of a key.
+    // An unexpected message, with and without invalidation of a key.
     for invalidate in [None, Some(5), Some(0)] {
         for conn in [0, 1] {
             for bytes in [&[][..], &[1; 8]] {
@@ -159,7 +159,7 @@ fn other_accesses_to_the_servers_memory() {
             }
         }
     }
-    // An answer into memory that the client has not offered ends only the client's path.
+    // Writing an answer to memory that the client has not offered ends only the client's path.
     let _ = scene.fatal("a result for a wrong key", |peer| {
         let desc = SgDesc { key: Rkey(0x1234_5678), ..peer.result_desc(512) };
         let message = read_message(IoHeader::LEN, Some(desc), false);

@@ -33,7 +33,7 @@ impl Keys {
         fs::write(self.scratch.path("clients"), text).expect("a file");
     }
 
-    /// Returns the server's arguments, which also admit unlisted clients, without a name.
+    /// Returns the server's arguments, which also admit unlisted clients, but without a name.
     fn args(&self) -> [String; 8] {
         let (key, clients) = (self.scratch.text("server.key"), self.scratch.text("clients"));
         let keys = ["--key-file", &key, "--clients-file", &clients];
@@ -71,7 +71,7 @@ fn facts(peer: &Peer, server: SocketAddr) -> ProofFacts {
     }
 }
 
-/// Returns the proof that the client of a path would send, computed from these facts.
+/// Returns the proof that a path's client would send, computed from these values.
 fn proof_for(
     peer: &mut Peer,
     config: &TlsClientConfig,
@@ -139,7 +139,7 @@ fn only_a_proof_opens_a_path_over_rdma() {
     let sessions = shown["sessions"].as_array().expect("sessions");
     let found = sessions.iter().find(|session| session["identity"] == "key:db1");
     assert_eq!(found.expect("its session")["paths"][0]["auth"], "signed", "{shown}");
-    // A different path sends the first path's proof, garbage, and one challenge too many.
+    // A different path sends the first path's proof, then garbage, then one CHALLENGE too many.
     let mut other = proving(at, scene.options());
     assert_eq!(auth(&mut other, &good), errno::EACCES, "without a challenge");
     proof_for(&mut other, &config, at, |facts| facts).expect("the server is known");

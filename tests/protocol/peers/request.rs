@@ -1,5 +1,5 @@
 //! Tests of requests: an invalid request that can be answered returns an errno and leaves the path
-//! up; a message that identifies no request to answer ends the path.
+//! up; a message that does not identify a request to answer ends the path.
 
 use rtrs_core::wire::{
     AccessMode, IoHeader, Name, Open, OpenRsp, Rw, SessInfo, SgDesc, WriteMsg, errno,
@@ -154,7 +154,7 @@ fn requests_that_are_answered_with_an_error() {
     scene.end();
 }
 
-/// The kernel's client sends stack contents in bytes that the protocol leaves undefined.
+/// The kernel client sends stack contents in bytes that the protocol leaves undefined.
 #[test]
 fn garbage_in_undefined_bytes() {
     let mut scene = Scene::new();
@@ -190,7 +190,7 @@ fn garbage_in_undefined_bytes() {
         assert_eq!(peer.answer().errno, 0, "read with {len} bytes");
         assert_eq!(peer.result(512), [byte; 512]);
     }
-    // A flush has no position, and unknown flags change nothing.
+    // A flush has no position, and unknown flags have no effect.
     let flush = IoHeader { sector: u64::MAX, ..io(Rw(0x302), 0, 0) }.encode();
     peer.request((1, 5), Data::None, &flush, &read_message(IoHeader::LEN, None, false));
     assert_eq!(peer.answer().errno, 0, "flush at sector -1");
@@ -355,7 +355,7 @@ fn permits_reused_before_their_answer() {
         peer.send_write((second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
         let _ = peer.ended("a permit used twice", at_once());
     }
-    // No data of the second request was written.
+    // No data from the second request was written.
     let mut peer = scene.peer();
     peer.open("late", AccessMode::ReadOnly).expect("open late");
     peer.send_read((1, 3), io(Rw::READ, 8, 512));

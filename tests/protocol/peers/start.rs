@@ -50,7 +50,7 @@ fn invalid_start_up_frames() {
         let ended = raw.ended(what, AT_ONCE);
         assert!(ended.bytes.is_empty(), "{what} was answered: {:02x?}", ended.bytes);
     }
-    // Frames that end early, at every position.
+    // Frames cut off at every seventh byte, around the end of the header, and one byte early.
     let whole = start_frame(REQUEST_KEY, flags, 2, &data);
     for len in (0..whole.len()).step_by(7).chain([19, 20, 21, whole.len() - 1]) {
         let mut raw = RawMpa::connect(scene.server);
@@ -85,7 +85,7 @@ fn silence_at_each_step() {
     raw.write(&whole);
     assert_eq!(&raw.read_exact(20)[..16], REPLY_KEY);
     silent.push(raw);
-    // All connections but no INFO_REQ; then only one of two connections.
+    // All connections, but no INFO_REQ; then only one of two connections.
     let mut mute = Peer::connected(scene.server, scene.options());
     let mut half = Peer::new(scene.server, scene.options());
     half.connect(0).expect("connection 0");
@@ -121,7 +121,7 @@ fn trickle(server: SocketAddr, whole: &[u8]) -> Duration {
     panic!("a trickle extends the timeout");
 }
 
-/// Raises this process's own limit on descriptors as far as allowed, and returns the new limit.
+/// Raises this process's own descriptor limit as far as allowed, and returns the new limit.
 fn raise_descriptors(wanted: u64) -> u64 {
     let limits = || {
         let text = std::fs::read_to_string("/proc/self/limits").expect("own limits");
@@ -213,7 +213,7 @@ fn ten_thousand_half_open_connections() {
         }
     }
     eprintln!("{count} connections in {:?}, the server had {most_open}", start.elapsed());
-    // The limit on half-open connections is 1024: one more closes the oldest of its source.
+    // The limit on half-open connections is 1024: one more closes the oldest from its source.
     assert!(most_open < scene.descriptors + 1024 + 200, "{most_open} descriptors");
     let grown = resident_memory(pid).saturating_sub(scene.memory);
     assert!(grown < 32 * MIB, "{count} half-open connections took {grown} bytes");
@@ -225,7 +225,7 @@ fn ten_thousand_half_open_connections() {
     drop(peer);
     let second = Client::attach("vol1").path(scene.stand.server.portal()).start();
     second.detach();
-    // The server closes them, although our ends stay open.
+    // The server closes them although our ends stay open.
     wait_for("half-open connections to be closed", SHORT + PATIENCE, || {
         (descriptors(pid) <= scene.descriptors).then_some(())
     });
@@ -262,7 +262,7 @@ fn paths_come_and_go() {
             scene.peer()
         };
         if round % 3 == 2 {
-            // The client goes away while requests are in flight.
+            // The client disconnects while requests are in flight.
             peer.open("slow", AccessMode::ReadOnly).expect("open slow");
             for permit in 0..DEPTH {
                 peer.send_read((1, permit), io(Rw::READ, 0, 512));
@@ -292,7 +292,7 @@ fn a_server_without_free_descriptors() {
     let now = descriptors(pid);
     // The pending accept began under the old limit.
     assert!(now <= bound + 1, "{now} descriptors with a bound of {bound}");
-    // The half-open connections stay open; a client is admitted nevertheless.
+    // The half-open connections stay open; a client is still admitted.
     let mut peer = Peer::new(scene.server, PeerOptions::new(250, 250));
     peer.connect(0).expect("connection 0");
     peer.connect(1).expect("connection 1");

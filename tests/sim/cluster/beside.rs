@@ -1,6 +1,6 @@
-//! Sessions alongside the one under load: a session that is being detached while the next client is
-//! already running under another name, a session that is refused write access, and one whose host
-//! sleeps while the next client is running.
+//! Sessions alongside the one under load: one that is being detached while the next client is
+//! already running under another name, one that is refused write access, and one whose host sleeps
+//! while the next client is running.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl IdleCore {
         earliest(self.core.deadline(), self.inbox.deadline())
     }
 
-    /// Runs a turn as the core's driver would. Returns its messages, and whether anything happened.
+    /// Runs one turn like the core's driver. Returns its messages, and whether anything happened.
     fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, ClientMessage)>, bool) {
         let Self { core, fabrics, inbox } = self;
         let mut busy = take_arrived(now, core, fabrics, inbox);
@@ -48,14 +48,14 @@ impl IdleCore {
 pub(super) struct Beside {
     /// Sessions that are being detached.
     leaving: Vec<Vec<IdleCore>>,
-    /// Session that asks to write while another session is writing.
+    /// Session that asks for write access while another session is writing.
     rival: Vec<IdleCore>,
-    /// Session whose host sleeps.
+    /// Session whose host is asleep.
     asleep: Vec<IdleCore>,
     /// Session whose host has woken up.
     returned: Vec<IdleCore>,
-    /// Whether there have been any such sessions: registered memory then belongs to more than one
-    /// client.
+    /// Whether there have been any such sessions: registered memory may then belong to more than
+    /// one client.
     pub(super) any: bool,
 }
 
@@ -80,7 +80,7 @@ impl Beside {
 }
 
 impl Cluster {
-    /// Takes the client from its workloads, with all its IO in flight.
+    /// Takes the client away from its workloads, with all its IO in flight.
     fn take_client(&mut self, now: Instant) -> Vec<IdleCore> {
         let mut cores = Vec::new();
         for mut host in std::mem::take(&mut self.client) {
@@ -113,7 +113,7 @@ impl Cluster {
         self.beside.returned.iter().map(|core| core.core.inflight()).sum()
     }
 
-    /// Whether the session of the client that has returned has failed.
+    /// Whether the session of the returned client has failed.
     pub(in super::super) fn is_returned_refused(&self) -> bool {
         self.beside.returned.first().is_some_and(|home| home.core.failure().is_some())
     }
@@ -140,7 +140,7 @@ impl Cluster {
         self.beside.leaving.push(cores);
     }
 
-    /// Starts a session with its own name that repeatedly asks to write.
+    /// Starts a session with its own name that repeatedly asks for write access.
     pub(in super::super) fn start_rival(&mut self) {
         let node = self.world.node(sim_ip(21));
         let mut config = session_config(&self.options, 0xee, None, None);
@@ -155,7 +155,7 @@ impl Cluster {
         self.beside.any = true;
     }
 
-    /// Runs a turn of these sessions. Returns whether anything happened.
+    /// Runs one turn of these sessions. Returns whether anything happened.
     pub(super) fn turn_beside(&mut self, now: Instant) -> Result<bool, Failure> {
         let mut any = false;
         if let Some(guest) = &mut self.guest

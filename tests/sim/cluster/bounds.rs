@@ -1,4 +1,4 @@
-//! Invariants that hold throughout a run, and checks of leftovers at its end.
+//! Invariants that hold throughout a run, and checks for leftovers at its end.
 
 use std::net::IpAddr;
 
@@ -17,14 +17,14 @@ use super::second::Second;
 
 /// Maximum number of bytes that a path registers on the server in addition to its chunks.
 const PATH_EXTRA_MAX: usize = 256 << 10;
-/// Maximum number of bytes that a connection registers on the client besides the IO buffers.
+/// Maximum number of bytes that a connection registers on the client in addition to the IO buffers.
 const CORE_EXTRA_MAX: usize = 64 << 10;
 
 /// Number of bytes of zeroes that a core of the client registers.
 const ZEROES_MAX: usize = 1 << 20;
 
 impl Cluster {
-    /// Returns the reason why the session gave up, if it did.
+    /// Returns why the session gave up, if it did.
     pub(in super::super) fn gave_up(&self) -> Option<String> {
         self.client.first()?.core.failure().map(ToString::to_string)
     }
@@ -68,19 +68,19 @@ impl Cluster {
         self.client.iter().map(|host| host.core.path_requests()).collect()
     }
 
-    /// Returns when the last core that pinned memory is free again.
+    /// Returns when the last core that is pinning memory becomes free again.
     pub(in super::super) fn pinned_until(&self) -> Instant {
         self.pinned_until
     }
 
-    /// Returns the number of requests that waited on the server for their first copy.
+    /// Returns the number of requests that have waited on the server for their first copy.
     pub(in super::super) fn replays(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
         sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
     }
 
-    /// Returns the number of requests that wait on the server for IO of a closed path.
+    /// Returns the number of requests that are waiting on the server for a closed path's IO.
     pub(in super::super) fn blocked(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
@@ -118,10 +118,10 @@ impl Cluster {
         let Options { paths, queue_depth, chunk_size, .. } = self.options;
         let pool = usize::from(queue_depth) * chunk_size as usize;
         let guest = usize::from(self.guest.is_some()) * (1 + DRAINING_MAX);
-        // Another server on the same host may register as much.
+        // Another server on the same host may register the same amount.
         let servers = if self.options.other_servers || self.options.extra.twin { 2 } else { 1 };
         // A client that lost power left a session behind, which lasts until its heartbeats are
-        // missed. The client's new paths are set up and refused meanwhile.
+        // missed. Until then, the client's new paths are set up and then refused.
         let sessions = if self.options.faults.client_restart > 0 { 2 } else { 1 };
         let server_max =
             servers * (sessions * (paths + DRAINING_MAX) + guest) * (pool + PATH_EXTRA_MAX);
@@ -146,7 +146,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Checks that no IO is in flight longer than its bound, if there is one.
+    /// Checks that no IO has been in flight longer than its bound, if it has one.
     pub(super) fn check_time(&self) -> Result<(), Failure> {
         let Some(bound) = self.options.stall_max else { return Ok(()) };
         let now = self.now();
@@ -177,8 +177,8 @@ impl Cluster {
         self.check_depth()
     }
 
-    /// Checks that each session has half the queue depth if the server has little memory, from its
-    /// first connect and after any restart.
+    /// Checks that each session has half the queue depth if the server has little memory, both from
+    /// its first connection and after any restart.
     fn check_depth(&self) -> Result<(), Failure> {
         let Some(control) = self.server.first().filter(|_| self.options.extra.little_memory) else {
             return Ok(());

@@ -124,7 +124,7 @@ impl Guest {
         })
     }
 
-    /// Returns when the session needs a turn even without events.
+    /// Returns the time at which the session needs a turn even without events.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let flush = self.device.as_ref().filter(|_| !self.is_flushing && !self.is_detaching);
         let own = earliest(self.inbox.deadline(), flush.map(|_| self.next_at));
@@ -142,7 +142,7 @@ impl Guest {
         self.core.is_done()
     }
 
-    /// Returns the workload of the session, if it writes.
+    /// Returns the session's workload, if the session writes.
     pub(super) fn work(&self) -> Option<&Workload> {
         self.work.as_ref().map(|(work, _)| work)
     }
@@ -151,7 +151,7 @@ impl Guest {
         self.work.as_mut().map(|(work, _)| work)
     }
 
-    /// Returns the oracle of the session's sectors.
+    /// Returns the oracle for the session's sectors.
     pub(super) fn oracle_mut(&mut self) -> Option<&mut Oracle> {
         self.work.as_mut().map(|(_, oracle)| oracle)
     }

@@ -1,7 +1,7 @@
 //! Actions of operators: on the client's paths and on the server's exports.
 //!
 //! In some runs the server's operator removes the session's export by force under load, in half of
-//! these gives its name to another disk, and exports the first one again after the session has
+//! these gives its name to another disk, and exports the first disk again after the session has
 //! ended; a different session follows. After the removal, no IO of the session succeeds. The
 //! session has to learn of the removal, end, release everything and never return; the server has to
 //! release the disk. A neighbor with its own export on the same server must not be affected.
@@ -27,11 +27,11 @@ use super::super::workload::Workload;
 use super::super::{Failure, Plant};
 use super::{Cluster, guest};
 
-/// Maximum time within which a session whose export was removed ends, once all faults are over.
+/// Maximum time for a session whose export was removed to end, once all faults are over.
 const END_MAX: Duration = Duration::from_secs(10);
-/// Time for which the session has to stay ended.
+/// Time that the session has to stay ended.
 const STAY: Duration = Duration::from_secs(2);
-/// Interval between checks whether the export to be removed is open.
+/// Interval between checks of whether the export to be removed is open.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Exports of the server besides the session's, and the state of removals.
@@ -96,12 +96,12 @@ impl Exports {
         self.neighbor.iter().chain(&self.heir)
     }
 
-    /// Sets the submission time of the next operations.
+    /// Sets the submission time for the next operations.
     pub(super) fn set_now(&self, now: Instant) {
         self.disks().for_each(|disk| disk.set_now(now));
     }
 
-    /// Stops making operations of all disks slow, stuck or failing.
+    /// Stops slowing, blocking and failing operations on all disks.
     pub(super) fn calm(&self, now: Instant) {
         self.disks().for_each(|disk| disk.calm(now));
     }
@@ -172,7 +172,7 @@ impl Cluster {
     }
 
     /// Removes the session's export as the operator, as soon as the server has it open: the removal
-    /// of an export that is not open does not concern a session.
+    /// of an export that is not open does not affect a session.
     pub(super) fn remove_export(&mut self) -> Result<(), Failure> {
         let now = self.now();
         let sessions = self.server.first().map(|host| host.core.snapshot(now)).unwrap_or_default();

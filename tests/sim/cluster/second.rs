@@ -98,16 +98,16 @@ impl Second {
         VolumeConfig { inherited_epoch, ..volume(NAME) }
     }
 
-    /// Ends the client's process; with `takeover`, another client takes over.
+    /// Ends the client's process; if `takeover` is set, another client takes over.
     pub(super) fn client_gone(&mut self, now: Instant, takeover: bool, core: &ClientEngine) {
         let takeover = takeover && self.is_there;
-        // A client that died before saving an epoch leaves the previous client's.
+        // A client that died before saving an epoch leaves that of the previous client.
         let saved = core.saved_epoch(INDEX).or(self.saved_epoch);
         self.saved_epoch = saved.filter(|_| takeover);
         self.user_gone(now, takeover);
     }
 
-    /// Ends the volume's user; with `takeover`, another user takes over.
+    /// Ends the volume's user; if `takeover` is set, another user takes over.
     fn user_gone(&mut self, now: Instant, takeover: bool) {
         for work in &mut self.works {
             work.abandon(now, &mut self.oracle, takeover);
@@ -128,7 +128,7 @@ impl Second {
         export
     }
 
-    /// Ends the server's process; with `power`, by a power failure. Returns the oracle of the
+    /// Ends the server's process; if `power` is set, by a power failure. Returns the oracle of the
     /// volume's sectors.
     pub(super) fn server_gone(&mut self, power: bool) -> &mut Oracle {
         self.kept.abandon();
@@ -197,7 +197,7 @@ impl Second {
         Ok(busy)
     }
 
-    /// Checks that free buffers are unchanged since their release.
+    /// Checks that free buffers have not changed since their release.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         self.works.iter_mut().try_for_each(Workload::check)
     }
@@ -253,7 +253,7 @@ impl Cluster {
         let added = !is_there && self.change(now, Change::AddVolume(volume(NAME)));
         let Some(second) = &mut self.second else { return };
         second.is_there |= added;
-        // A volume that was added may still fail.
+        // A volume may still fail after it has been added.
         second.retry_at = Some(now + RETRY);
         self.wake_all();
     }
@@ -268,14 +268,14 @@ impl Cluster {
         }
     }
 
-    /// Whether every core has the second volume and every path serves it; true without one.
+    /// Whether every core has the second volume and every path serves it; true if there is none.
     pub(super) fn is_second_whole(&self) -> bool {
         let Some(second) = &self.second else { return true };
         let served = self.paths().iter().all(|path| path.volumes == 2);
         second.is_there && served && second.works.iter().all(Workload::is_open)
     }
 
-    /// Returns the number of writes to a second volume, and how often it was closed under IO.
+    /// Returns a second volume's number of writes, and how often it was closed with IO in flight.
     pub(in super::super) fn second_counts(&self) -> (u64, u64) {
         let second = self.second.as_ref();
         second.map_or((0, 0), |second| {

@@ -2,10 +2,10 @@
 //!
 //! A different server with a different disk answers while the session's server is down, on one of
 //! its addresses after a restart, or on an address that moves while it is running. The session must
-//! use no other server, and has to continue with its own once that has all its addresses again. No
-//! other server appears before the session has opened its device for the first time, since the
-//! session belongs to the first server that opens it. Later clients are configured with that
-//! server's identity.
+//! not use any other server, and must continue with its own once that one has all its addresses
+//! again. No other server appears before the session has opened its device for the first time,
+//! since the session belongs to the first server that opens it. Later clients are configured with
+//! that server's identity.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -35,7 +35,7 @@ use super::second::Second;
 /// Other servers of a run.
 #[derive(Debug)]
 pub(super) struct OtherServers {
-    /// Whether other servers may appear; in some runs they may until the faults stop.
+    /// Whether other servers may appear; in some runs, until the faults stop.
     on: bool,
     /// Identity that the session's own server reports; None in runs without other servers.
     home: Option<Identity>,
@@ -135,8 +135,8 @@ impl OtherServers {
         self.on && !self.learns
     }
 
-    /// Whether only the first path, which then has to stay, distinguishes the session's server from
-    /// others.
+    /// Whether only the first path, which must then stay up, distinguishes the session's server
+    /// from others.
     fn is_beside(&self) -> bool {
         self.ids.is_some_and(|ids| ids.is_beside() && self.reported == ids.home[0])
     }
@@ -208,7 +208,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the server's process; with `power`, through a power failure.
+    /// Ends the server's process; if `power` is set, by a power failure.
     pub(in super::super) fn stop_server(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[1]);
@@ -336,7 +336,7 @@ impl Cluster {
         }
     }
 
-    /// Records that the session knows the identity that its server reports, once it does.
+    /// Records when the session has learned the identity that its server reports.
     fn learn(&mut self) {
         if self.other_servers.learns && self.pinned() == Some(self.other_servers.next_identity()) {
             (self.other_servers.learns, self.other_servers.known) =

@@ -1,6 +1,6 @@
-//! Simulation of two gateways over one store, and a client with a path to each: processes freeze
-//! and are killed, links are cut, operators move the export. Only one write or read of each block
-//! is in flight at a time, so the legal results are known.
+//! Simulation of two gateways over one store, and a client with a path to each: processes freeze or
+//! are killed, links are cut, operators move the export. At most one write or read of each block is
+//! in flight at a time, so the legal results are known.
 
 mod store;
 
@@ -31,13 +31,13 @@ use super::Failure;
 use super::host::{Inbox, PORT, Pace, ServerHost, client_ip, server_ip, session_config};
 use super::options::{MS, Options};
 
-/// Time under faults, and maximum time for the recovery afterwards.
+/// Time under faults, and maximum time for recovery afterwards.
 const LOAD: Duration = Duration::from_secs(40);
 const CALM_MAX: Duration = Duration::from_secs(90);
-/// Maximum number of rounds at one point in virtual time; beyond it the clock counts as stopped.
+/// Maximum number of rounds at one virtual time; beyond it, the clock is considered stopped.
 const SPINS_MAX: u32 = 20_000;
 
-/// Planted bug in the gateways' own part, which a checker has to detect.
+/// Planted bug in the code specific to gateways, which a checker has to detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatewayPlant {
     /// No bug.
@@ -53,7 +53,7 @@ struct Server {
     host: Option<ServerHost>,
     gateway: SimGateway,
     at: ExportIndex,
-    /// Time until which the server's process is not running.
+    /// Time until which the server's process is frozen.
     frozen: Instant,
     /// Time at which the server is restarted.
     starts: Option<Instant>,
@@ -69,10 +69,10 @@ struct Rig {
     fabrics: Vec<Box<dyn Fabric>>,
     device: Option<SessionDevice>,
     memory: Arc<Region>,
-    /// Running IO by block: number of a write, or None for a read.
+    /// Running IO by block: the number of the write, or None for a read.
     running: BTreeMap<usize, Option<u64>>,
     next: u64,
-    /// Time at which each block is used next.
+    /// Time when each block is used next.
     pause: [Instant; BLOCKS],
     started: u64,
     loaded: bool,
@@ -314,7 +314,7 @@ impl Rig {
         earliest(earliest(own, store), servers.min()).map(|at| at.max(now))
     }
 
-    /// Runs until a time, or until a condition holds.
+    /// Runs until a given time, or until a condition holds.
     fn run(&mut self, until: Instant, so: impl Fn(&Self) -> bool) -> Result<bool, Failure> {
         let mut spins = 0;
         while !so(self) {
@@ -350,7 +350,7 @@ impl Rig {
 /// Returns the checker's finding: `ghost`, `lost`, `errors`, `once` or `live`.
 pub fn run_gateways(seed: u64, plant: GatewayPlant) -> Result<Counts, Failure> {
     let mut rig = Rig::new(seed, plant);
-    // A session that cannot attach initially gives up.
+    // A session that cannot attach at first gives up.
     let attached = rig.world.now() + CALM_MAX;
     if !rig.run(attached, |rig| rig.device.is_some())? {
         return Err(Failure::new("live", "the session does not attach"));

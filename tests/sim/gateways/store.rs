@@ -1,5 +1,5 @@
-//! Store that two gateways share: blocks on a few OSDs, a lock, a blocklist that reaches OSDs late,
-//! and the gateways' part of the protocol. Each write is checked as it takes effect.
+//! A store shared by two gateways: blocks on a few OSDs, a lock, a blocklist that reaches the OSDs
+//! late, and the gateways' side of the protocol. Each write is checked as it takes effect.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,7 +23,7 @@ const OSDS: usize = 3;
 /// Maximum number of IOs in flight at a gateway.
 const ROOM: usize = 64;
 
-/// Client of the store.
+/// A client of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rados(u32);
 
@@ -46,13 +46,13 @@ pub(super) struct Store {
     prng: Prng,
     plant: GatewayPlant,
     blocks: [u64; BLOCKS],
-    /// Last answered and last submitted write to each block.
+    /// Last acknowledged and last submitted write to each block.
     pub(super) acked: [u64; BLOCKS],
     pub(super) submitted: [u64; BLOCKS],
     lock: Option<Rados>,
     term: u64,
     last: u32,
-    /// Epoch of the latest map, and for each refused client the epoch that first refuses it.
+    /// Epoch of the latest map and, for each refused client, the epoch that first refuses it.
     map: u32,
     refused: BTreeMap<Rados, u32>,
     /// Map epoch of each OSD, and the updates in transit.
@@ -71,9 +71,9 @@ pub struct Counts {
     pub terms: u64,
     /// Number of times the previous owner was blocklisted so that the lock could be taken.
     pub forced: u64,
-    /// Number of late IOs of former owners that were refused.
+    /// Number of late IOs from previous owners that were refused.
     pub late: u64,
-    /// Number of answers to the user.
+    /// Number of replies to the user.
     pub ios: u64,
 }
 
@@ -119,8 +119,8 @@ impl Store {
         self.refused.contains_key(&client)
     }
 
-    /// Advances the time. Returns whether any IO arrived; a checker's finding is an error, which
-    /// ends the run.
+    /// Advances the time. Returns whether any IO arrived; a violation found by a checker is an
+    /// error that ends the run.
     pub(super) fn advance(&mut self, now: Instant) -> Result<bool, Failure> {
         self.now = now;
         let osds = &mut self.osds;
@@ -191,7 +191,7 @@ enum State {
 /// Next step of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Job {
-    /// Find the lock's owner, and make the OSDs refuse it.
+    /// Find the lock's owner and make the OSDs refuse it.
     Break,
     /// Take the lock, if it is free or still owned by this refused client.
     Take(Option<Rados>),
@@ -211,7 +211,7 @@ struct Inner {
     events: VecDeque<GatewayEvent>,
 }
 
-/// Gateway of one server.
+/// The gateway of one server.
 #[derive(Clone, Debug)]
 pub(super) struct SimGateway {
     store: Arc<Mutex<Store>>,
@@ -398,7 +398,7 @@ impl BlockDevice for SimDevice {
         if let (IoOp::Write, Some(buf)) = (io.op, &io.buf) {
             buf.copy_out(0, &mut value);
         }
-        // Some IO is in transit for a long time.
+        // A few IOs are in transit for a long time.
         let most = if store.prng.index(20) == 0 { 2500 * MS } else { 20 * MS };
         let due = store.now + store.prng.duration(Duration::ZERO..=most);
         let (from, map) = (inner.client, inner.map);

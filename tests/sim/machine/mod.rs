@@ -1,16 +1,16 @@
-//! Virtual machine as the user of a device: a driver that follows its rings by hand, over the front
-//! end for vhost-user-blk.
+//! Virtual machine as the user of a device: a driver that operates its rings by hand, over the
+//! front end for vhost-user-blk.
 //!
 //! Each core of the client has one ring, whose driver is the core's workload. The rings, the
 //! guest's memory and the record of requests in flight outlive the client; the front end, its
 //! shards' state and the monitor's connection end with the process. Everything runs on the thread
-//! of the simulation: `Process` plays the monitor, and a turn of a core runs ring and front end
-//! until neither has work.
+//! of the simulation: `Process` plays the monitor, and a turn of a core runs the ring and the front
+//! end until neither has work left.
 //!
-//! A process that *tears* dies at an access to the guest's memory or to the record, drawn from the
+//! A process that *tears* dies at an access to the guest's memory or to the record, chosen by the
 //! seed: between any two steps of taking or answering a request. The cluster then ends the client.
 //!
-//! The driver looks for answers only when the device calls, as a guest does, and checks by itself
+//! The driver looks for answers only when the device calls, as a guest does, and checks for itself
 //! what no oracle sees: each request is answered once, with a status and the right length, and a
 //! new process repeats requests in the order in which they were offered.
 
@@ -35,13 +35,13 @@ use super::disk::SECTOR;
 use super::options::MachineOptions;
 use order::{Order, Watched};
 
-/// Number of descriptors of a ring: four for each slot of the guest's memory.
+/// Number of descriptors per ring: four for each slot of the guest's memory.
 const RING_SIZE: u16 = 256;
-/// Number of slots of a core.
+/// Number of slots per core.
 const SLOTS: u16 = 24;
 /// Size of a buffer of the front end.
 const BUFFER: usize = 256 << 10;
-/// Maximum rounds of one turn; beyond this, ring and front end count as looping.
+/// Maximum rounds of one turn before the ring and front end are considered to be looping.
 const ROUNDS_MAX: u32 = 100_000;
 /// Feature of rings with events.
 const EVENT_IDX: u32 = 29;
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Machine {
 /// Counters of a machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MachineStats {
-    /// Processes that died at an access to memory.
+    /// Processes that died while accessing memory.
     pub(super) torn: u64,
     /// Requests that a later process repeated or took over unanswered.
     pub(super) left: u64,
@@ -129,12 +129,12 @@ impl Machine {
         }
     }
 
-    /// Whether the process has died at an access to memory.
+    /// Whether the process has died while accessing memory.
     pub(super) fn is_dead(&self) -> bool {
         self.state().is_dead
     }
 
-    /// Lets no more processes die.
+    /// Prevents further processes from dying.
     pub(super) fn calm(&self) {
         let state = &mut *self.state();
         (state.tears, state.accesses) = (false, None);
@@ -160,7 +160,7 @@ pub(super) struct Front {
     core: usize,
     geometry: Geometry,
     running: Option<Running>,
-    /// Requests in the ring by slot, with the number of each in the order of their offers.
+    /// Requests in the ring by slot, each with its number in the order in which they were offered.
     asked: BTreeMap<u16, (u64, Io)>,
     offered: u64,
     free: Vec<u16>,
@@ -215,7 +215,7 @@ impl Front {
         }
     }
 
-    /// Ends the front end as the death of its process does.
+    /// Ends the front end as if its process had died.
     pub(super) fn stop(&mut self) {
         self.running = None;
     }

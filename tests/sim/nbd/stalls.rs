@@ -1,5 +1,5 @@
-//! Payloads that arrive in two pieces, one much later than the other, and writes of parts of blocks
-//! that share blocks with other writes, to bytes that are never read.
+//! Payloads that arrive in two pieces, one much later than the other, and partial writes to blocks
+//! that other writes also change, in bytes that are never read.
 //!
 //! A user stops in the middle of a payload for up to a few seconds, at most one payload at a time,
 //! which delays all its later requests. Before some writes it submits extra writes to separate
@@ -20,15 +20,15 @@ use super::super::options::MS;
 pub(in super::super) const SECTORS: u32 = 1024;
 /// Bit in the cookie of an extra write.
 const EXTRA: u64 = 1 << 62;
-/// Maximum number of extra writes of a front.
+/// Maximum number of extra writes per front.
 const EXTRA_MAX: u64 = 40;
 /// Maximum lengths of short and long extra writes.
 const SHORT_MAX: u64 = 600;
 const LONG_MAX: u64 = 400 << 10;
-/// Longest time that a user stops for.
+/// Maximum time for which a user stops.
 const STALL_MAX: Duration = Duration::from_millis(2000);
 
-/// User of one core that stops in the middle of payloads.
+/// A core's user that stops in the middle of payloads.
 #[derive(Debug)]
 pub(super) struct Stalls {
     /// Offset in bytes of the sectors for extra writes.
@@ -36,9 +36,9 @@ pub(super) struct Stalls {
     prng: Prng,
     asked: u64,
     open: BTreeSet<u64>,
-    /// Bytes that were sent so far.
+    /// Number of bytes sent so far.
     sent: u64,
-    /// Position at which the user stops next, and for how long.
+    /// Position at which the user next stops, and for how long.
     next: Option<(u64, Duration)>,
     until: Instant,
 }
@@ -76,7 +76,7 @@ impl Stalls {
         self.until = stops.map_or(Instant::ZERO, |(_, time)| now + time);
     }
 
-    /// Adds a payload that is sent after `before` other bytes, and may make the user stop in it.
+    /// Adds a payload that is sent after `before` other bytes; the user may stop midway through it.
     pub(super) fn payload(&mut self, before: usize, len: usize) {
         if self.next.is_none() && self.prng.chance(Ratio::new(1, 6)) {
             let at = self.sent + (before + self.prng.index(len)) as u64;

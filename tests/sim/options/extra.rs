@@ -1,9 +1,9 @@
 //! Additions to a share of the runs that do not hunt for anything specific: a disk slower than
 //! `io-timeout`, a backing file that is truncated, a device that grows and shrinks, epochs that are
-//! saved late, a second session that writes, an export that is removed by force, a front end with
-//! requests for parts of blocks, a second volume, or rate limits.
+//! saved late, a second session that writes, an export that is removed by force, a front end that
+//! sends requests for parts of blocks, a second volume, or rate limits.
 //!
-//! Each addition is drawn by a separate generator, and runs that hunt for something do not change.
+//! Each addition is drawn by a separate generator, so runs that hunt for something do not change.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
@@ -30,11 +30,11 @@ const MIXED: u64 = 0x6d69_7865_645f_7772;
 /// Additions to a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
-    /// Whether operations of the backend take longer than the client waits for an answer.
+    /// Whether backend operations take longer than the client waits for an answer.
     pub late_disk: bool,
     /// Truncation of the backing file while it is exported.
     pub truncation: Option<Truncation>,
-    /// Whether the device is resized; all sizes hold the sectors in use.
+    /// Whether the device is resized; all sizes include the sectors in use.
     pub resizes: bool,
     /// Forced removal of the session's export.
     pub removal: Option<Removal>,
@@ -49,9 +49,9 @@ pub struct Extra {
     pub little_memory: bool,
     /// Whether the session has a second volume.
     pub second: bool,
-    /// Whether two processes of the server can write to the disk.
+    /// Whether two server processes can write to the disk.
     pub unlocked: bool,
-    /// Whether two such processes run at times, each with its own address.
+    /// Whether two such processes sometimes run together, each with its own address.
     pub twin: bool,
     /// Reported identities, in runs with other servers. By default the session's server reports
     /// both IDs, and the others report different ones.
@@ -84,7 +84,7 @@ impl Default for IdleMax {
 /// Course of a truncation of the backing file.
 #[derive(Clone, Copy, Debug)]
 pub struct Truncation {
-    /// Whether the file is restored to its old length, and the server is restarted.
+    /// Whether the file is restored to its old length and the server is restarted.
     pub regained: bool,
     /// Whether the server also starts while the file is short, and exports what is left.
     pub short_export: bool,
@@ -142,7 +142,7 @@ impl Options {
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
             self.extra.resizes = true;
             if half(own) {
-                // No path reconnects and learns the size that way.
+                // No path may learn the size by reconnecting.
                 self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
                 self.operated = false;
             }
@@ -153,7 +153,7 @@ impl Options {
             return self.add_removal(own);
         }
         let own = &mut Prng::new(seed ^ PARTS);
-        // No run checks writes that fail in part.
+        // No run checks writes that fail partially.
         let whole = self.disk.errors == Ratio::ZERO && !self.path_errors();
         let stays = self.faults.client_restart + self.faults.power_cut == 0;
         if self.is_ordinary() && self.nbd && whole && stays && half(own) {
@@ -198,8 +198,8 @@ impl Options {
         self.extra.guest_writes |= loses && writer && half(own);
     }
 
-    /// Gives the server little memory in runs that have one session at a time and one path, since
-    /// there is no memory for more, and twice the minimum depth that a server grants.
+    /// Gives the server little memory in runs that have one session at a time, only one path (there
+    /// is no memory for more), and twice the minimum depth that a server grants.
     fn draw_memory(&mut self) {
         let Self { faults, guest, kernel, rival, .. } = self;
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
@@ -207,7 +207,7 @@ impl Options {
         self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
     }
 
-    /// Makes the memory of IO a list of pieces, which the client's fabric may or may not be able to
+    /// Makes each IO's memory a list of pieces, which the client's fabric may or may not be able to
     /// reach. Data that arrives late goes to memory that other IO reuses, so no bounce memory hides
     /// it.
     fn draw_pieces(&mut self) {
@@ -251,8 +251,8 @@ impl Options {
         work.ios_max = 1000;
     }
 
-    /// Makes it likely that the front end gives up on a write while the backend has it and its path
-    /// is up, and that the write is repeated immediately, over any connection.
+    /// Makes it likely that the front end gives up on a write while the backend is running it and
+    /// its path is up, and that the write is repeated immediately, over any connection.
     fn add_hanging_disk(&mut self, prng: &mut Prng) {
         (self.slow_io, self.nbd, self.pinned) = (SlowIo::Fail, true, None);
         (self.io_timeout, self.load_time) = (pick(prng, &[100, 300]) * MS, 6000 * MS);

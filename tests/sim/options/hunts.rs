@@ -10,7 +10,7 @@ use super::{DEAF, FaultMix, MS, Options, half, pick};
 
 impl Options {
     /// Makes it likely that a client is detached while its writes execute in the backend, and that
-    /// the next client, which runs before the first has ended, quickly writes to the same sectors.
+    /// the next client, started before the first has ended, soon writes to the same sectors.
     pub(super) fn hunt_left_writes(&mut self, prng: &mut Prng) {
         self.hunt_dead_writes(prng);
         let faults = &mut self.faults;
@@ -20,7 +20,7 @@ impl Options {
     }
 
     /// Makes it likely that requests arrive while their path is being fenced off, at a core that
-    /// learns of the fencing late, long after the client found that the requests had timed out.
+    /// learns of the fencing late, long after the client's requests timed out.
     pub(super) fn hunt_unfenced_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(50 * MS)]);
@@ -38,10 +38,10 @@ impl Options {
         (work.depth, self.queue_depth) = (24, self.queue_depth.max(16));
     }
 
-    /// Makes it likely that a client without FENCE repeats a write while its first copy executes in
-    /// the backend and the server does not yet know that the path is dead. Only faults that lose
-    /// messages in transit are used: late messages overwrite newer data, as the kernel's client may
-    /// do with the kernel's server.
+    /// Makes it likely that a client without FENCE repeats a write while its first copy is
+    /// executing in the backend and the server does not yet know that the path is dead. Only faults
+    /// that lose messages in transit are used: late messages would overwrite newer data, as can
+    /// happen with the kernel's client and server.
     pub(super) fn hunt_kernel_copies(&mut self, prng: &mut Prng) {
         self.kernel = Some(pick(prng, &[Failover::Fast, Failover::Fast, Failover::Strict]));
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 1000 * MS);
@@ -60,7 +60,7 @@ impl Options {
     }
 
     /// Makes it likely that the power fails when all writes since the last flush were acknowledged
-    /// while that flush was in transit, or that one client leaves such writes to the next.
+    /// while that flush was in transit, or that a client leaves such writes to the next one.
     pub(super) fn hunt_covered_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.load_time) = (NoPath::Queue, 20_000 * MS);
@@ -83,7 +83,7 @@ impl Options {
 
     /// Makes it likely that a write that failed for lack of a path is immediately followed by
     /// another to the same sectors, while requests of the first may still arrive: the server core
-    /// that receives them learns only late, often after a second, that the path is fenced off.
+    /// that receives them learns late, often after a second, that the path is fenced off.
     pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
         self.hunt_unfenced_writes(prng);
         self.io_timeout = pick(prng, &[30, 60, 100]) * MS;
@@ -94,7 +94,7 @@ impl Options {
         self.work.rewrites = true;
     }
 
-    /// Makes it likely that the client dies some seconds after a power failure, with no flush in
+    /// Makes it likely that the client dies a few seconds after a power failure, with no flush in
     /// between, and that another client takes over.
     pub(super) fn hunt_saved_epoch(&mut self, prng: &mut Prng) {
         self.hunt_covered_writes(prng);
@@ -108,7 +108,7 @@ impl Options {
     }
 
     /// Makes it likely that acknowledgments of writes arrive when the server's cache is already in
-    /// a new epoch. Nothing is read, since reads would show which writes in flight are done.
+    /// a new epoch. Nothing is read, since reads would reveal which writes in flight are done.
     pub(super) fn hunt_old_answers(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.io_timeout) = (NoPath::Queue, 1000 * MS);
@@ -141,7 +141,7 @@ impl Options {
         (work.depth, self.queue_depth) = (8, self.queue_depth.max(16));
     }
 
-    /// Makes requests longer than the front end's buffers, so that it divides them.
+    /// Makes requests longer than the front end's buffers, so that it splits them.
     pub(super) fn hunt_long_requests(&mut self, prng: &mut Prng) {
         (self.nbd, self.pinned) = (true, None);
         self.world.link.bandwidth = None;

@@ -1,7 +1,7 @@
 //! Identities that servers report, in half of the runs with other servers: some servers report only
 //! one of the two IDs, or neither, as kernel servers and our earlier versions do.
 //!
-//! Drawn by a separate generator, so that the other runs do not change.
+//! Drawn by a separate generator, so that other runs do not change.
 
 use rtrs_core::identity::{Comparison, ExportId, Identity, ServerId};
 use rtrs_core::prng::{Prng, Ratio};
@@ -16,7 +16,7 @@ const IDS: u64 = 0x7361_7973_5f69_647d;
 pub enum ReportedIds {
     /// No IDs, like a kernel server.
     Nothing,
-    /// Its server ID, and no export ID.
+    /// Its server ID, but no export ID.
     Server,
     /// Its server ID, and an export ID that is valid for this boot of its host.
     Weak(u64),
@@ -45,7 +45,7 @@ fn weak(boot: u64, name: &str) -> Option<ExportId> {
     Some(ExportId::weak(boot, "sim", &[name.as_bytes()]))
 }
 
-/// Reported identities of a run.
+/// Identities reported in a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Ids {
     /// Identity of the session's server in each third of the time under load; the server is
@@ -62,7 +62,7 @@ impl Ids {
     }
 }
 
-/// Evidence by which a session recognizes that another server is not its own.
+/// Evidence by which a session recognizes that a server is not its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Evidence {
     /// The identity that the session knows.
@@ -71,8 +71,8 @@ pub(in super::super) enum Evidence {
     Beside,
 }
 
-/// Returns how a session that knows `known` distinguishes a server that reports `other` from its
-/// own. None if it cannot.
+/// Returns how a session knowing `known` distinguishes a server that reports `other` from its own,
+/// or None if it cannot.
 fn evidence(known: Identity, other: Identity) -> Option<Evidence> {
     let server = known.server.is_some_and(|known| other.server != Some(known));
     let export = known.export.is_some_and(|known| {
@@ -84,8 +84,8 @@ fn evidence(known: Identity, other: Identity) -> Option<Evidence> {
     (other != known).then_some(Evidence::Beside)
 }
 
-/// Returns the identities of other servers that a session which knows `known` detects in this way.
-/// If both servers report nothing or the same IDs, only the shape of the device could distinguish
+/// Returns the identities of other servers that a session knowing `known` detects in this way. If
+/// both servers report nothing or the same IDs, only the shape of the device could distinguish
 /// them, and that is the same here, so such servers are not drawn.
 pub(in super::super) fn other_identities(known: Identity, by: Evidence) -> Vec<Identity> {
     let (server, export) = home();
@@ -110,7 +110,7 @@ impl Options {
         let home = match own.below(8) {
             // Only the others report less.
             0 => [All; 3],
-            // An operator starts an earlier version, and then goes back.
+            // An operator starts an earlier version and then goes back.
             1 => [All, less, All],
             _ if self.paths == 1 => [All, less, All],
             2..=4 => [less; 3],
@@ -128,7 +128,7 @@ impl Options {
         self.extra.ids = Some(ids);
     }
 
-    /// Excludes faults that could end the first path, and makes it likely that the other paths end.
+    /// Excludes faults that could end the first path, and makes the end of other paths likely.
     fn keep_first_path(&mut self, prng: &mut Prng) {
         self.faults = FaultMix {
             gap_max: pick(prng, &[50, 100, 200]) * MS,

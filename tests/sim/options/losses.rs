@@ -1,8 +1,8 @@
 //! Ways to cause and detect losses: syncs that fail with varying statuses, users of one device that
-//! each receive their own report, and sessions in which only zeroes wait for a flush. Also NBD
-//! users that stop in the middle of payloads.
+//! each receive their own report, and sessions in which only zeroes await a flush. Also NBD users
+//! that stop in the middle of payloads.
 //!
-//! Each is drawn by a separate generator, chosen so that the kept seeds do not change.
+//! Each is drawn from a separate generator, so that runs of the saved seeds do not change.
 
 use rtrs_client::SlowIo;
 use rtrs_core::prng::{Prng, Ratio};
@@ -14,16 +14,16 @@ const USERS: u64 = 0x7477_6f5f_7573_6572;
 const ZEROES: u64 = 0x7a65_726f_6573_5f21;
 const STALLS: u64 = 0x7374_616c_6c73_5f21;
 
-/// Ways in which losses are caused and noticed.
+/// Ways in which losses are caused and detected.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Losses {
     /// Whether syncs of the disk fail with varying statuses.
     pub statuses: bool,
-    /// Whether the NBD connections of the cores are separate users, each with its own loss reports.
+    /// Whether the cores' NBD connections are separate users, each with its own loss reports.
     pub users: bool,
-    /// Whether only zeroes and discards wait for a flush, because all data is written durably.
+    /// Whether only zeroes and discards await a flush, because all data is written durably.
     pub zeroes: bool,
-    /// Whether durable writes do not report errors of other writes.
+    /// Whether durable writes never report errors of other writes.
     pub apart: bool,
     /// Whether NBD users stop in the middle of payloads, while the disk is slow or paths fail.
     pub stalls: bool,
@@ -83,11 +83,11 @@ impl Options {
         work.flushes = pick(prng, &[Ratio::new(1, 8), Ratio::new(1, 4)]);
         work.fua = pick(prng, &[Ratio::ZERO, Ratio::new(1, 20)]);
         if half(prng) {
-            // Nothing else fails before the end.
+            // There are no other faults before the end.
             self.faults = FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
         }
         if half(prng) {
-            // The sync that receives the error may end long after another sync.
+            // The sync that receives the error may complete long after another one.
             let disk = &mut self.disk;
             (disk.slow, disk.slow_max) = (Ratio::new(1, 4), pick(prng, &[5, 50]) * MS);
             disk.room = 64;
@@ -105,7 +105,7 @@ impl Options {
         (work.flushes, work.ios_max) = (pick(prng, &[Ratio::new(1, 8), Ratio::new(1, 4)]), 600);
     }
 
-    /// Makes it likely that a zero is lost, and that the sync of another user consumes the error.
+    /// Makes it likely that zeroes are lost, and that another user's sync consumes the error.
     fn add_zeroes(&mut self, prng: &mut Prng) {
         if self.preflush {
             (self.work.zeroes, self.work.fua) = (Ratio::new(1, 2), Ratio::new(1, 3));

@@ -1,6 +1,6 @@
 //! Runs whose user is a virtual machine, with clients that die and return.
 //!
-//! They are a family of their own, with their own generator: no other run changes.
+//! They form a family of their own, with their own generator, so no other run changes.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
@@ -17,13 +17,13 @@ pub struct MachineOptions {
     pub through: bool,
     /// Whether kicks and calls use event indices.
     pub events: bool,
-    /// Whether requests have indirect tables.
+    /// Whether requests use indirect tables.
     pub indirect: bool,
     /// Maximum length of a piece of data in an indirect table.
     pub piece_max: u32,
     /// Number of buffers of the front end on each core.
     pub buffers: u32,
-    /// First index of the rings.
+    /// Initial index of the rings.
     pub first: u16,
     /// Whether processes die between the steps of a request.
     pub tears: bool,
@@ -54,7 +54,7 @@ impl Options {
         let faults = &mut drawn.faults;
         faults.client_restart = pick(prng, &[1, 3, 6]);
         (faults.gap_max, faults.away_max) = (pick(prng, &[50, 200, 400]) * MS, 50 * MS);
-        // A guest repeats nothing by itself: the rings have its requests.
+        // A guest does not resend anything itself: its requests are in the rings.
         drawn.takeover = Some(Duration::ZERO);
         let work = &mut drawn.work;
         (work.gap_max, work.ios_max) = (pick(prng, &[1, 5]) * MS, pick(prng, &[500, 1500]));

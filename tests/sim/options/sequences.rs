@@ -1,7 +1,7 @@
 //! Runs for rare sequences: a power cut between the parts of a write; and a second server process
-//! on a disk without a lock, which cannot fence a path that led to the first process.
+//! on a disk without a lock, which cannot fence a path to the first process.
 //!
-//! Each is drawn by a separate generator, from runs that have no other additions.
+//! Each is drawn by a separate generator, among runs that have no other additions.
 
 use rtrs_client::NoPath;
 use rtrs_core::prng::{Prng, Ratio};
@@ -30,7 +30,7 @@ impl Options {
         self.extra.unlocked = own.chance(Ratio::new(1, 4));
     }
 
-    /// Whether the run is a usual mix without additions.
+    /// Whether the run is an ordinary mix without additions.
     fn is_plain(&self) -> bool {
         let extra = &self.extra;
         let changes = extra.removal.is_some() || extra.truncation.is_some() || extra.resizes;
@@ -61,7 +61,7 @@ impl Options {
     }
 
     /// Makes it likely that a write of several requests loses its first request to a power cut
-    /// while the others are in flight, and that a flush reports the cut before the whole write has
+    /// while the others are in flight, and that a flush reports the loss before the whole write has
     /// ended.
     fn hunt_part_losses(&mut self, prng: &mut Prng) {
         self.hunt_old_answers(prng);

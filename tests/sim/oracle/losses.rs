@@ -13,15 +13,15 @@ impl Write {
 }
 
 impl Oracle {
-    /// Whether a write in flight during a power cut may have an acknowledgement from before the
-    /// cut, in runs whose network delivers such messages late.
+    /// Whether a write in flight during a power cut may have an acknowledgment from before the cut,
+    /// in runs whose network delivers such messages late.
     pub(super) fn may_be_old(&self, id: u32) -> bool {
         self.flights && self.writes[id as usize].start < self.last_cut
     }
 
     /// Records a write that either the server acknowledged before the power cut or the next server
-    /// acknowledged after it. The write may have been executed by now or be lost; a flush covers it
-    /// in either case.
+    /// acknowledged after it. The write may by now have been executed or lost; a flush covers it in
+    /// either case.
     pub(super) fn acked_or_lost(&mut self, id: u32) {
         self.write_failed(id, true);
         self.writes[id as usize].old = true;
@@ -53,7 +53,7 @@ impl Oracle {
         which: impl Fn(&Write) -> bool,
     ) {
         let cut = self.last_cut;
-        // The cut may have taken the first parts of a write that was acknowledged after it.
+        // The cut may have lost the first parts of a write that was acknowledged after it.
         let part_max = self.part_max;
         let has_parts = |write: &Write| write.start < cut && write.count > part_max;
         let gone = |write: &Write| write.finish < cut || write.old || has_parts(write);
@@ -86,8 +86,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records a flush of a user that began at `start` and failed with an error of the device.
-    /// Returns true if the cause can be a power cut that was not yet reported to this user or, with
+    /// Records a flush of a user that began at `start` and failed with an error from the device.
+    /// Returns true if the cause may be a power cut that was not yet reported to this user or, with
     /// `again`, one whose report does not count.
     pub(in super::super) fn flush_failed(&mut self, user: usize, start: u64, again: bool) -> bool {
         let now = self.tick();

@@ -1,17 +1,17 @@
 //! Model of a backing file that is truncated while it is exported.
 //!
-//! All data beyond the cut is lost, including durable data: if the file gets its length back, it
-//! holds zeroes there, as if they had been written at the cut, not the old data. Until the file is
+//! All data beyond the cut is lost, including durable data: if the file is extended again, it holds
+//! zeroes there, as if they had been written at the cut, instead of the old data. Until the file is
 //! exported again, no IO beyond the cut that began after it succeeds; IO that overlaps that time
 //! may fail. IO before the cut continues normally. However, a write with FUA beyond the cut is a
 //! failed sync, which the server reports to every flush and write with FUA. Data beyond the cut
 //! that had been acknowledged without a flush is not covered by flushes that begin afterwards: one
 //! such flush has to fail first, unless the server ends before that.
 //!
-//! The disk fails one flush for the cut. If the disk lacks FUA, that may be the flush that follows
-//! a write with FUA; with PREFLUSH, the one before it. That write then fails at any offset, and so
-//! do writes with FUA that are running at that time, since each failed sync makes the server doubt
-//! them.
+//! The disk fails one flush because of the cut. If the disk lacks FUA, that may be the flush that
+//! follows a write with FUA; with PREFLUSH, the one before it. That write then fails at any offset,
+//! and so do writes with FUA that are in flight at that time, since each failed sync makes the
+//! server doubt them.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use rtrs_core::time::Instant;
 
 use super::{Failure, Oracle};
 
-/// Maximum number of consecutive flushes of a core that may fail for one cut.
+/// Maximum number of consecutive flushes of a core that may fail because of one cut.
 const REPORTS_MAX: u32 = 8;
 
-/// Knowledge about the file's end.
+/// Known facts about the end of the file.
 #[derive(Debug, Default)]
 pub(super) struct Length {
     short: Option<Short>,
@@ -35,11 +35,11 @@ pub(super) struct Length {
     reported: BTreeMap<usize, Instant>,
     /// Acknowledged but unflushed writes that were cut off, with no failed flush since.
     cut: Vec<u32>,
-    /// For each core, the time at which a flush last failed, perhaps for the cut, and the number of
-    /// consecutive failures.
+    /// For each core, the time at which a flush last failed, perhaps because of the cut, and the
+    /// number of consecutive failures.
     cut_reported: BTreeMap<usize, (Instant, u32)>,
     /// Bounds on the time at which the disk's one flush failed for the cut, learned from writes
-    /// with FUA: all that failed for it were running between these two times.
+    /// with FUA: all that failed for it were in flight between these two times.
     failed_within: Option<(Instant, Instant)>,
 }
 
@@ -71,7 +71,7 @@ impl Oracle {
     }
 
     /// Whether one of these writes is the cut, and the other was in flight at that time. A client
-    /// repeats such a write over another path or at the next server, so it may have an effect both
+    /// repeats such a write over another path or on the next server, so it may have an effect both
     /// before and after the cut.
     pub(super) fn may_repeat_after_cut(&self, one: u32, other: u32) -> bool {
         let Some(cut) = self.file.zeroes else { return false };
@@ -90,7 +90,7 @@ impl Oracle {
         }
     }
 
-    /// Records that a durable write is submitted.
+    /// Records that a durable write has been submitted.
     pub(in super::super) fn durable_asked(&mut self, sector: u32, count: u32) {
         self.file.durable_end = self.file.durable_end.max(sector + count);
     }
@@ -118,7 +118,7 @@ impl Oracle {
     }
 
     /// Whether a write with FUA and without PREFLUSH that was submitted at `since` may have failed
-    /// because the disk failed a flush for the cut while it ran. That happens once.
+    /// because it was in flight when the disk failed a flush for the cut. That happens once.
     pub(in super::super) fn may_fail_for_cut(&mut self, since: Instant, now: Instant) -> bool {
         let known = self.file.failed_within.unwrap_or((since, now));
         let (from, until) = (known.0.max(since), known.1.min(now));
@@ -148,8 +148,8 @@ impl Oracle {
 
     /// Whether a flush or durable write that a core submitted at `since` may have failed because a
     /// durable write beyond the end of the file failed. The server that exports the file again has
-    /// another epoch for such failures, which it may report to each core once more, in all requests
-    /// that the core had in flight then.
+    /// a new epoch for such failures, which it may report to each core once more, in all requests
+    /// that the core had in flight at that time.
     pub(in super::super) fn may_be_reported(
         &mut self,
         core: usize,

@@ -1,8 +1,8 @@
-//! Tests of writes held by the disk while their path dies: the client's copy of such a write waits
-//! for the held write, so that a newer write runs last. Or all paths die, and the client reports
-//! the write as failed: later IO to the same blocks waits for the held write too, and other IO does
-//! not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs a thousand
-//! variations of this (`rtrs-sim --held`).
+//! Tests of writes that the disk holds while their path dies: the client's copy of such a write
+//! waits for the held write, so that a newer write runs last. If all paths die, the client reports
+//! the write as failed; later IO to the same blocks then also waits for the held write, and other
+//! IO does not. The server is `rtrs-held`, which is `rtrs-server` with such a disk. The simulator
+//! runs a thousand variations of this (`rtrs-sim --held`).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use super::EIO;
 use super::proxy::{BOTH, Proxy, Way};
 use super::scene::{PATH_TIME_MAX, addresses, ask};
 
-/// Way in which a path dies.
+/// The way in which a path dies.
 #[derive(Clone, Copy, Debug)]
 enum Death {
     Closed,
@@ -124,10 +124,10 @@ impl Stand {
             wait_for("the copy to reach the server", PATH_TIME_MAX, || {
                 (self.count("replays") > replays).then_some(())
             });
-            // Time for violations: the copy would run, be answered, and the newer write would run.
+            // Time for violations: the copy would run and be answered, and the newer write run.
             std::thread::sleep(Duration::from_millis(200));
             assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered before the original");
-            // In half of the rounds late requests of the dead path arrive before the release.
+            // In half of the rounds, late requests from the dead path arrive before the release.
             if round.is_multiple_of(2) {
                 proxy.open();
             }
@@ -151,7 +151,7 @@ impl Stand {
         self.wait_connected();
         let offset = 8192 * round;
         let data = two_blocks(offset, 2 * round);
-        // The session's cores take connections in turn, and each core has its own permits.
+        // The session's cores accept connections in turn, and each core has its own permits.
         let mut one = RawNbd::go(self.client.front(), "vol0");
         let mut other = RawNbd::go(self.client.front(), "vol0");
         self.command("hold");
@@ -167,7 +167,7 @@ impl Stand {
         });
         self.proxies.iter().for_each(Proxy::open);
         self.wait_connected();
-        // A read does not wait. It returns the old data: the write has not run.
+        // A read does not wait. It returns the old data, because the write has not run.
         let mut found = [1; 4096];
         for raw in [&mut one, &mut other] {
             wait_for("IO to resume", PATH_TIME_MAX, || raw.read(offset, &mut found).ok());

@@ -1,11 +1,10 @@
-//! Clients that write and read continuously, check the data, and record the duration of each IO, to
+//! Clients that continuously write and read, check the data, and record how long each IO takes, to
 //! measure the effects of faults.
 //!
-//! Each client has an NBD connection and its own part of the export; IO sizes differ. A block holds
-//! the last acknowledged data; after a write that ended with an error it may hold the old or the
-//! new data, until the next write succeeds. Any other content ends the client with a panic, which
-//! every wait here and [`Load::end`] propagate. A load that is dropped before [`Load::end`] stops
-//! silently.
+//! Each client has its own NBD connection, part of the export and IO size. A block holds the last
+//! acknowledged data; after a write that ended with an error it may hold the old or the new data,
+//! until the next write succeeds. Any other content makes the client panic; every wait here and
+//! [`Load::end`] propagate that. A load dropped before [`Load::end`] stops silently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -21,17 +20,17 @@ const BLOCKS: u64 = 16;
 /// Alignment of the clients' parts of the export.
 const PART: u64 = 1 << 20;
 const PROGRESS_TIME_MAX: Duration = Duration::from_secs(60);
-/// Pauses of a client between two IOs, and after an error, which may be returned immediately.
+/// A client's pauses between IOs, and after an error, since errors may be returned immediately.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
-/// Orders to the clients: continue; read everything once more and end; end immediately because the
-/// test has failed.
+/// Orders to the clients: continue; read everything again and end; end immediately because the test
+/// has failed.
 const RUN: u8 = 0;
 const END: u8 = 1;
 const ABANDON: u8 = 2;
 
-/// IO that ended with an error.
+/// An IO that ended with an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failed {
     pub(crate) ended: Instant,
@@ -53,7 +52,7 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// Load of several clients on `vol0`.
+/// Load from several clients on `vol0`.
 #[derive(Debug)]
 pub(crate) struct Load {
     order: Arc<AtomicU8>,
@@ -96,7 +95,7 @@ impl Load {
         self.workers.iter().map(|worker| *worker.meter.first_error.lock()).collect()
     }
 
-    /// Waits until every client has done some more IO.
+    /// Waits until every client has done more IO.
     pub(crate) fn progress(&self) {
         let good = |worker: &Worker| worker.meter.good.load(Ordering::Relaxed);
         let before: Vec<u64> = self.workers.iter().map(good).collect();
@@ -115,7 +114,7 @@ impl Load {
         }
     }
 
-    /// Waits for an IO of every client, and returns the duration of the longest IO that has ended
+    /// Waits for an IO by every client, and returns the duration of the longest IO that has ended
     /// since [`Self::forget`].
     pub(crate) fn longest(&self) -> Duration {
         self.progress();
@@ -123,7 +122,7 @@ impl Load {
         Duration::from_nanos(longest.expect("clients"))
     }
 
-    /// Ends the clients; each reads its part once more over a new connection.
+    /// Ends the clients; each reads its part again over a new connection.
     pub(crate) fn end(&mut self) {
         self.progress();
         self.order.store(END, Ordering::Relaxed);
@@ -135,7 +134,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Clients that were ordered to end have already ended.
+        // Clients that were told to end have already ended.
         self.order.store(ABANDON, Ordering::Relaxed);
     }
 }
@@ -196,7 +195,7 @@ impl Part {
         }
     }
 
-    /// Reads a block and checks its data. Returns false when the session has closed.
+    /// Reads a block and checks its data. Returns false if the session has closed.
     fn look(
         &self,
         block: u64,
@@ -217,7 +216,7 @@ impl Part {
 }
 
 impl Meter {
-    /// Runs an IO. Returns whether it succeeded; None when the session has closed.
+    /// Runs an IO. Returns whether it succeeded; None if the session has closed.
     fn measure(&self, io: impl FnOnce() -> Result<(), Reply>) -> Option<bool> {
         let begin = Instant::now();
         let outcome = io();

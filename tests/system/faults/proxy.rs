@@ -2,10 +2,10 @@
 //! middleboxes: goes silent in one direction or both while all connections stay open, delays every
 //! byte, closes in the middle of a frame, or corrupts a byte.
 //!
-//! The proxy parses MPA frames (RFC 5044 section 4) so as to damage the intended byte. Bytes that
-//! arrive while a direction is shut are kept and forwarded when it is opened: late, as on a slow
-//! network, even if both ends have meanwhile closed the connection. All queues are bounded; all
-//! threads end with the proxy.
+//! The proxy parses MPA frames (RFC 5044 section 4) in order to damage the intended byte. Bytes
+//! that arrive while a direction is shut are kept and forwarded when it is opened: late, as on a
+//! slow network, even if both ends have closed the connection in the meantime. All queues are
+//! bounded; all threads end with the proxy.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -68,7 +68,7 @@ impl Place {
 /// Damage to apply to the next large frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// Flips a bit of this byte.
+    /// Flips a bit in this byte.
     Corrupt(Place),
     /// Closes the connection at both ends after this byte; the remaining bytes are lost.
     Cut(Place),
@@ -101,7 +101,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Proxy of a path.
+/// Proxy for a path.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
@@ -110,7 +110,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a port of this address, for connections to a server's portal.
+    /// Listens on a port at `ip` for connections to a server's portal.
     pub(crate) fn start(ip: &str, server: &str) -> Self {
         let server = server.strip_prefix("tcp://").expect("a TCP portal");
         let server = server.parse().expect("an address");
@@ -144,7 +144,7 @@ impl Proxy {
         self.change(|state| state.shut = [false; 2]);
     }
 
-    /// Delays every byte by this time, in both directions.
+    /// Delays every byte by `delay`, in both directions.
     pub(crate) fn delay(&self, delay: Duration) {
         self.change(|state| state.delay = [delay; 2]);
     }
@@ -191,10 +191,10 @@ fn accept<'s>(
             return;
         }
         let Ok(client) = stream else { continue };
-        // The server is down: the client's connection is closed.
+        // The server is down, so the client's connection is closed.
         let Ok(server) = TcpStream::connect_timeout(&server, CONNECT_TIME_MAX) else { continue };
         for stream in [&client, &server] {
-            // Fails if the connection is closed already, which the threads will detect.
+            // Fails if the connection is already closed, which the threads will detect.
             let _ = stream.set_nodelay(true);
             let _ = stream.set_write_timeout(Some(WRITE_TIME_MAX));
         }
@@ -255,7 +255,7 @@ fn write(shared: &Shared, number: u64, way: Way, receiver: &Receiver<Piece>, mut
             break;
         }
     }
-    // A FIN is delayed like all bytes.
+    // A FIN is delayed like any other data.
     if in_order && shared.pass(way, Instant::now(), None).is_none() {
         return;
     }
@@ -272,14 +272,14 @@ fn write(shared: &Shared, number: u64, way: Way, receiver: &Receiver<Piece>, mut
 #[derive(Debug, Default)]
 struct Frames {
     started: bool,
-    /// Received bytes of the head of a frame, or of the start-up frame.
+    /// Received bytes of a frame's header, or of the start-up frame.
     head: Vec<u8>,
-    /// Missing bytes of the current frame.
+    /// Bytes still missing from the current frame.
     rest: usize,
 }
 
 impl Frames {
-    /// Parses these bytes, and returns the first large frame that they contain completely.
+    /// Parses `bytes` and returns the first large frame that they contain completely.
     fn next(&mut self, bytes: &[u8]) -> Option<Range<usize>> {
         let (mut at, mut found) = (0, None);
         while at < bytes.len() {
@@ -313,7 +313,7 @@ impl Frames {
 
 impl Shared {
     /// Waits until a piece that arrived at this time may be forwarded, and returns the damage to
-    /// apply to its frame. None when the proxy ends.
+    /// apply to its frame. None if the proxy ends.
     fn pass(
         &self,
         way: Way,

@@ -1,6 +1,6 @@
-//! Scene of a server and a session under load, with a proxy on each path if a test wants one. Each
-//! scene has its own addresses in 127.0.0.0/8, so that no other process takes a server's port while
-//! the server is down.
+//! Scene: a server and a session under load, with a proxy on each path if the test wants proxies.
+//! Each scene has its own addresses in 127.0.0.0/8, so that no other process can take a server's
+//! port while the server is down.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) struct Scene {
     scratch: Scratch,
 }
 
-/// Returns addresses of 127.0.0.0/8 that no other scene on this machine has.
+/// Returns addresses in 127.0.0.0/8 that no other scene on this machine uses.
 pub(crate) fn addresses(count: usize) -> Vec<String> {
     let scene = SCENES.fetch_add(1, Ordering::Relaxed);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -204,15 +204,15 @@ fn server(scratch: &Scratch, listens: &[String]) -> ServerBuilder {
     listens.iter().fold(builder, |builder, listen| builder.listen(listen))
 }
 
-/// Returns how often a fault strikes: `usual` times, once in quick runs, or more often if the
-/// environment asks for a table.
+/// Returns how many times a fault is injected: `usual` times, once in quick runs, or more often if
+/// the environment asks for a table.
 pub(crate) fn rounds(usual: usize) -> usize {
     let asked = std::env::var("RTRS_FAULT_ROUNDS").ok();
     let more = asked.map_or(1, |n| n.parse().expect("RTRS_FAULT_ROUNDS: a number"));
     if quick() { more } else { usual * more }
 }
 
-/// Prints a line of the table of docs/explanation/testing.md: the fault, its count, and the median
+/// Prints a line of the table in docs/explanation/testing.md: the fault, its count, and the median
 /// and maximum of the longest IO of each round.
 pub(crate) fn print_longest(what: &str, mut longest: Vec<Duration>) {
     longest.sort_unstable();

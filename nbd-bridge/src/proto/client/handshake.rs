@@ -33,10 +33,10 @@ pub enum HandshakeError {
     /// The first bytes are not those of an NBD server.
     #[error("it is not an NBD server")]
     NoNbd,
-    /// The server only supports the handshake without options, which has no export names.
+    /// The server supports only the handshake without options, which has no export names.
     #[error("it speaks only the oldstyle handshake")]
     Oldstyle,
-    /// The server has no export of this name.
+    /// The server has no export with this name.
     #[error("it has no such export{}", said(.0))]
     Unknown(String),
     /// The server requires TLS.
@@ -68,7 +68,7 @@ pub struct ClientHandshake {
     blocks: (u32, u32, u32),
 }
 
-/// Message that the client waits for.
+/// Message that the client is waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Greeting,
@@ -126,7 +126,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Returns the length of the expected message, or of its part whose length is known so far.
+    /// Returns the length of the expected message, or of the part whose length is known so far.
     fn need(&self) -> Result<usize, HandshakeError> {
         Ok(match self.step {
             Step::Greeting => Greeting::LEN,

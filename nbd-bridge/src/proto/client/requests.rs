@@ -43,14 +43,14 @@ pub enum Reply {
 /// Protocol violation by the server; the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadReply {
-    /// Not a simple reply, nor a structured reply if these were negotiated.
+    /// Neither a simple reply nor, if negotiated, a structured one.
     #[error("a reply without its magic")]
     Magic,
-    /// No request waits for the reply.
+    /// No request is waiting for the reply.
     #[error("a reply to no request")]
     Cookie,
-    /// Data outside of its request, data for a request other than a read, data sent twice, or data
-    /// in too many separate ranges at a time.
+    /// Data outside its request, data for a request other than a read, data sent twice, or data in
+    /// too many separate ranges at once.
     #[error("data outside its request")]
     Range,
     /// A read succeeded without all of its data.
@@ -111,7 +111,7 @@ impl Parts {
 
 #[derive(Clone, Debug, Default)]
 struct Row {
-    /// Part of the request's cookie, so that replies to an earlier request of the row do not match.
+    /// Part of the request's cookie, so that replies to an earlier request in the row do not match.
     round: u32,
     waits: bool,
     command: u16,
@@ -148,7 +148,7 @@ impl Requests {
         }
     }
 
-    /// Allocates a row for a request. Returns None when all rows are in use.
+    /// Allocates a row for a request. Returns None if all rows are in use.
     pub fn add(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> Option<u32> {
         let row = self.free.pop()?;
         let entry = &mut self.rows[row as usize];
@@ -175,14 +175,14 @@ impl Requests {
         self.free.push(row);
     }
 
-    /// Starts a new connection. Replies to requests sent before can no longer arrive.
+    /// Starts a new connection. Replies to requests sent earlier can no longer arrive.
     pub fn reconnect(&mut self, structured: bool) {
         self.structured = structured;
         (self.skip, self.ends) = (0, None);
         self.rows.iter_mut().for_each(|row| row.waits = false);
     }
 
-    /// Returns the row that waits for the reply with this cookie.
+    /// Returns the row that is waiting for the reply with this cookie.
     fn row(&self, cookie: u64) -> Result<u32, BadReply> {
         #[allow(clippy::cast_possible_truncation, reason = "two halves")]
         let (round, row) = ((cookie >> 32) as u32, cookie as u32);
@@ -190,7 +190,7 @@ impl Requests {
         self.rows.get(row as usize).filter(|e| waits(e)).map(|_| row).ok_or(BadReply::Cookie)
     }
 
-    /// Parses the next bytes; 32 are always enough. Returns None when there are too few bytes,
+    /// Parses the next bytes; 32 are always enough. Returns None if there are too few bytes,
     /// otherwise the number of bytes consumed and the event.
     ///
     /// # Errors

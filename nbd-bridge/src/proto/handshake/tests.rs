@@ -71,7 +71,7 @@ fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
 }
 
 /// Sends one option followed by a LIST. The option must receive exactly one error of type `reply`
-/// with a message, and the LIST must be understood.
+/// with a message, and the LIST must still be understood.
 fn assert_refused(bad: &[u8], reply: u32) {
     let (out, outcome, left) = run(&client(BOTH, &[bad.to_vec(), option(opt::LIST, b"")]));
     let all = replies(&out);
@@ -439,7 +439,7 @@ fn a_wrong_magic_closes_the_connection() {
     let mut bad = option(opt::GO, &info_data("vol0", &[]));
     bad[7] ^= 1;
     assert_closed(&client(BOTH, &[bad]), ProtocolError::OptionMagic);
-    // A request in place of an option.
+    // A request instead of an option.
     let request = [&magic::REQUEST.to_be_bytes()[..], &[0; 24]].concat();
     assert_closed(&client(BOTH, &[request]), ProtocolError::OptionMagic);
 }

@@ -1,8 +1,7 @@
 //! Bodies of the fuzz targets `nbd_handshake` and `nbd_transmission`.
 //!
-//! They accept any bytes and panic only when the protocol state machines break one of their
-//! guarantees. The fuzz crate calls them with new inputs, the tests with the corpus and with random
-//! bytes.
+//! They accept any bytes and panic only if the protocol state machines break a guarantee. The fuzz
+//! crate calls them with new inputs, the tests with the corpus and with random bytes.
 
 use super::reply::{Answered, Form};
 use super::wire::{
@@ -75,7 +74,7 @@ pub(crate) fn drive(
 }
 
 /// Runs the client side of a handshake. The first byte of the input selects how the rest is split,
-/// which must not matter.
+/// which must not affect the result.
 #[doc(hidden)]
 pub fn fuzz_handshake(data: &[u8]) {
     let Some((&piece, input)) = data.split_first() else {
@@ -90,7 +89,7 @@ pub fn fuzz_handshake(data: &[u8]) {
 }
 
 /// Validates requests. The first 16 bytes describe an export, and every 28 bytes after them are a
-/// request, or every 32 with extended headers. Every second request is given a valid magic, so that
+/// request, or every 32 with extended headers. Every second request gets a valid magic, so that
 /// validation is reached.
 #[doc(hidden)]
 pub fn fuzz_transmission(data: &[u8]) {

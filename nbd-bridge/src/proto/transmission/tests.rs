@@ -1,5 +1,5 @@
-//! Tests with hand-written requests: each command, each violation, and the error that the
-//! specification requires.
+//! Tests with handwritten requests: each command, each violation, and the error required by the
+//! specification.
 
 use super::*;
 use crate::proto::fuzz::fuzz_transmission;
@@ -25,7 +25,7 @@ fn flagged(command: u16, flags: u16) -> Request {
     Request { flags, ..request(command, 512, 512) }
 }
 
-/// Rules for a client that requested the block sizes.
+/// Rules for a client that has requested the block sizes.
 fn rules(export: &ExportInfo, structured_replies: bool) -> Rules {
     Rules::new(export, Terms { structured_replies, keeps_blocks: true, ..Terms::default() })
 }
@@ -34,7 +34,7 @@ fn check(request: Request) -> Result<Validated, Refusal> {
     rules(&export(), true).check(&request, export().size)
 }
 
-/// Returns the error of a refusal, after checking that the stream stays in sync.
+/// Returns a refusal's error, after checking that the stream stays in sync.
 fn refused(export: &ExportInfo, structured: bool, request: Request) -> Option<NbdError> {
     let refusal = rules(export, structured).check(&request, export.size).err()?;
     let after = match request.command {
@@ -243,7 +243,7 @@ fn extended_requests_have_64_bit_lengths_and_say_whether_there_is_a_payload() {
     for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES, cmd::BLOCK_STATUS] {
         assert_eq!(ask(command, 0, 15 << 40).unwrap().len, 15 << 40);
         assert!(ask(command, 0, (15 << 40) + 1).is_err(), "past the end");
-        // A payload that the command does not take is dropped.
+        // A payload is dropped if the command does not take one.
         let refusal = ask(command, cmd_flags::PAYLOAD_LEN, 512).unwrap_err();
         assert_eq!((refusal.error, refusal.after), (NbdError::Inval, AfterRefusal::Skip(512)));
         let refusal = ask(command, cmd_flags::PAYLOAD_LEN, 1 << 32).unwrap_err();
@@ -295,7 +295,7 @@ fn the_maximum_payload_limits_only_reads_and_writes() {
     let whole = |len| Request { flags: cmd_flags::DF, ..request(cmd::READ, 0, len) };
     assert_eq!(refused(&big, true, whole(32 << 20)), None);
     assert_eq!(refused(&big, true, whole((32 << 20) + 512)), Some(NbdError::Overflow));
-    // A larger number in the export does not raise the limit; a smaller one lowers it.
+    // A larger value in the export does not raise the limit; a smaller one lowers it.
     let greedy = ExportInfo { max_payload: u32::MAX, ..big.clone() };
     let over_read = request(cmd::READ, 0, over);
     assert_eq!(refused(&greedy, false, over_read), Some(NbdError::Inval));
@@ -311,7 +311,7 @@ fn dropped_payloads_are_bounded() {
     assert_eq!(after(SKIP_MAX), AfterRefusal::Skip(SKIP_MAX));
     assert_eq!(after(SKIP_MAX + 1), AfterRefusal::Close);
     assert_eq!(after(u32::MAX), AfterRefusal::Close);
-    // A read has no payload, whatever its length is.
+    // A read has no payload, whatever its length.
     let read = check(request(cmd::READ, 0, u32::MAX)).unwrap_err();
     assert_eq!(read.after, AfterRefusal::Continue);
 }
@@ -346,7 +346,7 @@ proptest! {
         requests in proptest::collection::vec(
             (0..32u16, 0..9u16, 0..1u64 << 24, 0..1u32 << 23, 0..3u8), 1..20),
     ) {
-        // A small export, so that many ranges end near its end.
+        // The export is small, so that many ranges end near its end.
         let mut data = vec![0, 0, 0, 0, 0, head[0], head[1], 0];
         data.extend_from_slice(&head[2..10]);
         for (flags, command, offset, len, unit) in requests {

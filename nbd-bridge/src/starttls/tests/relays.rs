@@ -34,7 +34,7 @@ impl Place {
         Self::new(mode, 4, (PATIENCE, PATIENCE))
     }
 
-    /// Connects a client. Returns the engine's end of the connection too, if there is one.
+    /// Connects a client. Also returns the engine's end of the connection, if there is one.
     fn connect(&self) -> (TcpStream, Option<UnixStream>) {
         self.connect_from(1, Clock.now())
     }
@@ -142,7 +142,7 @@ fn secure(dir: &Path, socket: TcpStream) -> Secure {
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
 }
 
-/// Reads until the other side ends the connection, in whatever way.
+/// Reads until the other side ends the connection, cleanly or not.
 fn is_closed(from: &mut impl Read) -> bool {
     match from.read(&mut [0; 64]) {
         Ok(count) => count == 0,
@@ -150,7 +150,7 @@ fn is_closed(from: &mut impl Read) -> bool {
     }
 }
 
-/// Reads whatever comes until the other side ends the connection, in whatever way.
+/// Reads everything until the other side ends the connection, cleanly or not.
 fn closes(from: &mut impl Read) -> bool {
     match io::copy(from, &mut io::sink()) {
         Ok(_) => true,
@@ -268,7 +268,7 @@ fn only_unrevoked_certificates_of_the_ca_are_accepted() {
     assert!(!is_admitted(), "it has expired");
     place.authority.issue(dir, &Wanted::CLIENT);
     assert!(is_admitted());
-    // The files are reread after a moment.
+    // The files are reread shortly afterwards.
     place.authority.revoke(dir, &[Wanted::CLIENT.serial]);
     std::thread::sleep(REREAD);
     assert!(!is_admitted(), "it is revoked");
@@ -276,7 +276,7 @@ fn only_unrevoked_certificates_of_the_ca_are_accepted() {
     place.authority.revoke(dir, &[]);
     std::thread::sleep(REREAD);
     assert!(is_admitted());
-    // Neither does an expired certificate; a startup refuses it too.
+    // Neither does an expired certificate, which would also be refused at startup.
     place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     std::thread::sleep(REREAD);
     assert!(is_admitted());
@@ -299,7 +299,7 @@ fn refusals_are_rate_limited_by_reason() {
     let expired = "the TLS handshake failed: the peer's certificate has expired";
     assert!(!left_out("it does not use TLS"));
     assert!(!left_out(expired));
-    // Further lines are admitted only after some seconds.
+    // Further lines are admitted only after a few seconds.
     assert!((0..5).any(|_| left_out(expired)));
     place.wait_gone();
 }
@@ -381,8 +381,8 @@ fn silent_clients_do_not_keep_others_out() {
     let begin = Clock.now();
     let (mut silent, _engines): (Vec<_>, Vec<_>) =
         (0..3).map(|_| place.connect_from(1, begin)).unzip();
-    // A different source is admitted immediately, in place of the oldest client of the source with
-    // the most clients.
+    // A different source is admitted immediately, in place of the oldest client from the source
+    // with the most clients.
     let (mut other, other_engine) = place.connect_from(2, begin);
     let mut other_engine = other_engine.unwrap();
     assert!(is_closed(&mut silent[0]));

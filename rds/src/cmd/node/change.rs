@@ -9,7 +9,7 @@ use super::control::{Request, ask_node, dir_of};
 use crate::error::{Error, ErrorKind};
 use crate::settings::NodeAddress;
 
-/// How to list the settings.
+/// Hint on how to list the settings.
 const HINT: &str = "`rds node get ADDRESS` prints all";
 
 /// The arguments of `reset`.
@@ -103,7 +103,7 @@ pub(super) fn set(args: &SetArgs, output: Output) -> Result<(), Error> {
     output.print(&changed, text)
 }
 
-/// Formats settings as in the configuration file, with comments where `set` cannot change them.
+/// Formats settings as in the configuration file, with comments on those that `set` cannot change.
 fn text(values: &SettingValues) -> String {
     values.text(|setting| if setting.changeable { "" } else { "  # needs a restart" })
 }

@@ -1,4 +1,4 @@
-//! Requests to daemons, on the control sockets in the directory of their nodes.
+//! Requests to daemons over the control sockets in their nodes' directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::socket::node_dir;
 
 /// Suffix of the daemons' control sockets.
 pub(super) const CONTROL_ENDING: &str = "ctl";
-/// Maximum time for a daemon to answer.
+/// Time within which a daemon must answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A request to a daemon. Requests about one node are answered with null if the daemon is not
@@ -27,7 +27,7 @@ pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Request {
     Report,
-    /// Reset the connections to a peer. The answer is the number of connections.
+    /// Reset the connections to a peer. The answer is their number.
     Reset {
         address: IpAddr,
         peer: IpAddr,
@@ -36,7 +36,7 @@ pub(super) enum Request {
     Get {
         address: IpAddr,
     },
-    /// Change settings of a node. The answer contains the new values.
+    /// Change a node's settings. The answer contains the new values.
     Set {
         address: IpAddr,
         settings: BTreeMap<String, String>,
@@ -50,7 +50,7 @@ pub(super) struct Report {
     pub(super) nodes: Vec<NodeReport>,
 }
 
-/// Returns the control sockets of daemons in a directory.
+/// Returns the daemons' control sockets in a directory.
 pub(super) fn daemons(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let what = || format!("cannot read the directory {}", dir.display());
     let entries = match fs::read_dir(dir) {
@@ -81,8 +81,8 @@ pub(super) fn no_answer(path: &Path, error: &RequestError) -> String {
     }
 }
 
-/// Sends a request about a node to the daemon that runs the node. Returns the daemon's answer, or
-/// the reason why there is none.
+/// Sends a request about a node to the daemon running it. Returns the daemon's answer, or the
+/// reason why there is none.
 pub(super) fn ask_node<T: DeserializeOwned>(
     dir: &Path,
     address: IpAddr,
@@ -93,7 +93,7 @@ pub(super) fn ask_node<T: DeserializeOwned>(
         match request::<Option<T>>(&path, asked, ANSWER_TIME_MAX) {
             Ok((Some(answer), _)) => return Ok(answer),
             Ok((None, _)) | Err(RequestError::NotRunning) => {}
-            // Daemons refuse only the values of settings.
+            // Daemons refuse only invalid values of settings.
             Err(RequestError::Refused(text)) => return Err(Error::new(ErrorKind::Usage, text)),
             Err(error) => why = why.or_else(|| Some(no_answer(&path, &error))),
         }

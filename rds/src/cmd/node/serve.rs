@@ -28,11 +28,11 @@ const NO_PERMISSION: &str = "permission denied; name another directory with --so
                              RDS_DIR to the same for programs";
 /// Maximum length of a unix socket path (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
-/// Time for another daemon to report that it already runs a node that was to be started.
+/// Time for another daemon to report that it already runs a node that this one was to start.
 const OTHER_TIME_MAX: Duration = Duration::from_secs(1);
 /// Interval between checks that the nodes are still running.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Open files of the process in addition to its nodes, and of a node in addition to its sockets,
+/// Open files of the process beyond those of its nodes, and of a node beyond those of its sockets,
 /// their processes and its peers, including 256 requests of users and 1,024 unread answers.
 const PROCESS_FILES: u64 = 64;
 const NODE_FILES: u64 = 320 + 1024;
@@ -88,7 +88,7 @@ pub(super) fn serve(args: &ServeArgs, output: Output) -> Result<(), Error> {
     let _forwarding = signals
         .forward(move |signal| {
             if signal == Signal::Stop {
-                // The main thread receives this only once.
+                // The main thread receives from this channel only once.
                 let _ = stop.send(());
             }
         })
@@ -113,7 +113,7 @@ pub(super) fn serve(args: &ServeArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the options of a node for each address of the settings.
+/// Returns node options for each configured address.
 fn node_options(settings: &Settings) -> Result<Vec<NodeOptions>, Error> {
     let addresses: BTreeSet<IpAddr> = settings.address.iter().map(|address| address.0).collect();
     if addresses.is_empty() {
@@ -196,7 +196,7 @@ fn raise_limits(settings: &Settings, nodes: u64) {
 
 /// Returns the number of files that the process and `nodes` nodes may open. A node needs a
 /// connection and counters for each socket and each process with sockets, the connections of each
-/// peer and one that replaces them, and rings, listeners and boards.
+/// peer and one to replace them, and rings, listeners and boards.
 fn open_files(settings: &Settings, nodes: u64) -> u64 {
     let sockets = u64::from(settings.sockets_max.get());
     let peers = u64::from(settings.peers_max.get());
@@ -221,7 +221,7 @@ fn remove_stale(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates the directory of sockets, which all users may read.
+/// Creates the directory for the sockets, which all users may read.
 fn make_dir(dir: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
     made.map_err(|error| {
@@ -233,7 +233,7 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
     })
 }
 
-/// Explains why users of a node cannot be served in a directory.
+/// Explains why a node's user socket cannot be created in a directory.
 fn no_user_socket(dir: &Path, address: IpAddr, error: io::Error) -> Error {
     let path = node_path(dir, address);
     let what = format!("cannot listen for users at {}", path.display());

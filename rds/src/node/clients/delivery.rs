@@ -1,4 +1,4 @@
-//! Messages and notifications for users, through the ring of their socket.
+//! Passes messages and notifications to users through the rings of their sockets.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::channel::{Packet, PacketKind};
 use crate::proto::{Node, Pending, SocketId};
 
 impl Clients {
-    /// Passes on the messages that wait for a user, as far as there is room.
+    /// Passes on the messages that wait for a user, as long as there is room.
     pub(super) fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id).filter(|client| client.writing.is_none())
         else {
@@ -24,7 +24,7 @@ impl Clients {
             left -= 1;
             let passed = pass_on(client, node, socket, pending);
             if let Passed::RingFull(len) = passed {
-                // If a token cannot be sent, it is tried again below.
+                // If a token cannot be sent, it is retried below.
                 let _ = publish(client);
                 let bound = client.bound.as_mut();
                 let wants = bound.is_some_and(|bound| bound.flow.outgoing.want_room(len));
@@ -34,7 +34,7 @@ impl Clients {
             is_refused = passed != Passed::Done;
         }
         if left == 0 {
-            // Completes at once: only the limit of the turn was reached.
+            // Completes at once, because only the limit per turn was reached.
             let op = Op::writable(client.fd.clone());
             client.writing = Some(self.port.submit(op, Task::Write(id).token()));
         }
@@ -67,13 +67,13 @@ fn publish(client: &mut Client) -> io::Result<()> {
         client.bound.as_ref().is_some_and(|bound| bound.flow.outgoing.has_unpublished())
     };
     if has_unpublished(client) {
-        // If this fails, it is tried again below.
+        // If this fails, it is retried below.
         let _ = ensure_token(client);
         if let Some(bound) = &mut client.bound {
             bound.flow.outgoing.publish();
         }
     }
-    // Users may have taken the last of the earlier messages, and the token with it.
+    // Users may have taken the last of the earlier messages and, with it, the token.
     ensure_token(client)
 }
 

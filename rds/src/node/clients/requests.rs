@@ -19,7 +19,7 @@ use crate::channel::{
 };
 use crate::proto::{BindError, Node, UserId};
 
-/// Template for answers of the kind [`PacketKind::Bound`].
+/// Template for answers of kind [`PacketKind::Bound`].
 const BOUND: Packet = Packet {
     kind: PacketKind::Bound,
     port: 0,
@@ -59,8 +59,8 @@ impl Clients {
         };
         let flow = NodeFlow::create();
         let flow = flow.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
-        // The user passes the descriptor of a connection next. It would be lost if this process had
-        // no free descriptor.
+        // Next, the user passes the descriptor of a connection, which would be lost if this process
+        // had no free descriptor.
         let flow = flow.and_then(|flow| if has_free() { Ok(flow) } else { Err(Errno::MFILE) });
         let slot = flow.and_then(|flow| Ok((flow, self.board.take_slot().ok_or(Errno::NOBUFS)?)));
         let (flow, (slot, serial)) = match slot {
@@ -87,8 +87,8 @@ impl Clients {
         self.answers.forget(id);
     }
 
-    /// Sends a user the board, a socket's slot on it, the socket's counters, and the number of the
-    /// control connection that may change the socket.
+    /// Sends a user the board, a socket's slot on the board, the socket's counters, and the number
+    /// of the control connection that may change the socket.
     fn say_bound(&self, to: ClientId, socket: ClientId, control: Option<ClientId>) {
         let bound = |id| self.clients.get(&id).and_then(|client| client.bound.as_ref());
         let Some(bound) = bound(socket) else { return };
@@ -132,8 +132,8 @@ impl Clients {
         }
     }
 
-    /// Takes over a connection that a user passed, with the user's credentials. Disconnects a user
-    /// that passed anything else.
+    /// Adopts a connection that a user passed, with the user's credentials. Disconnects a user who
+    /// passed anything else.
     fn adopt_apart(&mut self, node: &mut Node, id: ClientId, fd: OwnedFd) -> Option<ClientId> {
         let credentials = self.clients.get(&id)?.credentials;
         match Client::passed(fd, credentials) {
@@ -147,8 +147,8 @@ impl Clients {
         }
     }
 
-    /// Records that a connection waits for an answer, and returns its user. Closes a connection
-    /// that may not wait for one.
+    /// Records that a connection is waiting for an answer, and returns its user. Closes the
+    /// connection if it may not wait for one.
     fn begin_answer(&mut self, now: Instant, node: &mut Node, id: ClientId) -> Option<UserId> {
         let client = self.clients.get(&id)?;
         let user = client.user();
@@ -288,13 +288,13 @@ impl Clients {
 
     fn say(&self, id: ClientId, packet: &Packet, fds: &[BorrowedFd<'_>]) {
         if let Some(client) = self.clients.get(&id) {
-            // Fails if the user has disconnected, or does not read its answers.
+            // Fails if the user has disconnected or does not read its answers.
             let _ = client.write(packet, fds);
         }
     }
 }
 
-/// Creates a memfd with these bytes.
+/// Creates a memfd that contains these bytes.
 fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("rds-info", flags)?);

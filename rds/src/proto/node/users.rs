@@ -20,7 +20,7 @@ const fn group(port: u16) -> u64 {
 }
 
 impl Node {
-    /// Binds a port, 0 for any, for the node's own process.
+    /// Binds a port (0 for any) for the node's own process.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -28,7 +28,7 @@ impl Node {
         self.bind_for(UserId::NODE, port)
     }
 
-    /// Binds a port, 0 for any. Its messages count toward the user's share of the memory.
+    /// Binds a port (0 for any). Its messages count toward the user's share of the memory.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -37,8 +37,8 @@ impl Node {
         self.ports.bind(user, port, Buffers { sndbuf, rcvbuf })
     }
 
-    /// Frees a port. Messages that wait for its reader are dropped. Messages sent from it are
-    /// resent at most once, over the current connection if one is up.
+    /// Frees a port. Messages waiting for its reader are dropped. Messages sent from it are resent
+    /// at most once, over the current connection if one is up.
     pub fn close_socket(&mut self, id: SocketId) {
         let Some(closed) = self.ports.close(id) else { return };
         let Closed { inbox, map_changed, has_sent } = closed;
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    /// Cancels unacknowledged messages from a socket to a port of a peer. They may still arrive,
+    /// Cancels unacknowledged messages from a socket to a port on a peer. They may still arrive,
     /// but are not resent.
     pub fn cancel(&mut self, id: SocketId, to: IpAddr, port: u16) {
         let amount = self.peers.cancel(id, to, port);
@@ -66,7 +66,7 @@ impl Node {
     }
 
     /// Sets a socket's buffer sizes: how much payload may be sent without an acknowledgment, and
-    /// how much may wait for the reader before peers stop.
+    /// how much may wait for the reader before peers must stop.
     pub fn set_buffers(&mut self, id: SocketId, sndbuf: Option<usize>, rcvbuf: Option<usize>) {
         let Some(socket) = self.ports.get(id) else { return };
         let sndbuf = sndbuf.map_or(socket.sndbuf, |size| self.config.buffer(size));
@@ -114,9 +114,9 @@ impl Node {
         admitted.map_err(|Crowded| SendError::TooManyPeers(self.config.peers_max))
     }
 
-    /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has checked on its
-    /// own may also send to a port that has become congested, or from a socket that has become
-    /// full. If the message has a cookie, the socket gets it back, even after an error.
+    /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has done its own
+    /// checks may also send to a port that has become congested, or from a socket that has become
+    /// full. If the message has a cookie, it is returned to the socket, even after an error.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -184,7 +184,7 @@ impl Node {
     }
 
     /// Returns the next message for a reader in another process. The message counts against the
-    /// receive buffer until [`taken`](Self::taken).
+    /// receive buffer until [`taken`](Self::taken) is called.
     pub fn pass(&mut self, id: SocketId) -> Option<Received> {
         let received = self.ports.pass(id)?;
         self.stats.recv_delivered += 1;
@@ -204,8 +204,8 @@ impl Node {
         }
     }
 
-    /// Watches a port of a peer on behalf of a socket. The user is notified by [`take_updates`]
-    /// when the port is no longer congested; immediately if it is not congested.
+    /// Watches a port on a peer on behalf of a socket. The user is notified by [`take_updates`]
+    /// once the port is no longer congested, or immediately if it is not congested.
     ///
     /// [`take_updates`]: crate::proto::Ports::take_updates
     pub fn watch(&mut self, id: SocketId, to: IpAddr, port: u16) {
@@ -215,8 +215,8 @@ impl Node {
         }
     }
 
-    /// Returns the congested ports of a peer, if it ever sent a map, or the node's own for its own
-    /// address.
+    /// Returns the congested ports of a peer, if it has ever sent a map; for the node's own
+    /// address, those of the node.
     pub fn congestion(&self, peer: IpAddr) -> Option<&CongestionMap> {
         if peer == self.config.address {
             return Some(self.ports.congested());

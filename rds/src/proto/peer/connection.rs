@@ -5,7 +5,7 @@ use rtrs_base::time::{Duration, Instant};
 use crate::proto::backoff::Backoff;
 use crate::proto::event::LinkId;
 
-/// Minimum interval between two attempts requested by a larger peer.
+/// Minimum interval between two attempts requested by a peer with a larger address.
 const KICK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of consecutive connections, each lost soon after it was established and without a
@@ -19,7 +19,7 @@ pub(in crate::proto) enum Phase {
     Idle,
     /// The next attempt starts at this time.
     Waiting(Instant),
-    /// An attempt is in progress, until this time.
+    /// An attempt is in progress and times out at this time.
     Connecting(LinkId, Instant),
     /// The connection is up.
     Up(LinkId),
@@ -40,7 +40,7 @@ pub(in crate::proto) enum Lost {
     },
 }
 
-/// Likely reason why each connection is lost without a message.
+/// Likely reason why each connection is lost without carrying a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::proto) enum Trouble {
     #[error(
@@ -162,18 +162,18 @@ impl Connection {
         self.phase = Phase::Idle;
     }
 
-    /// Returns the delay of an attempt for a new message.
+    /// Returns the delay before an attempt made for a new message.
     pub(in crate::proto) fn delay(&mut self) -> Duration {
         self.backoff.wait()
     }
 
-    /// Returns the delay of an attempt after a failure or loss. A smaller peer reconnects by
-    /// itself, if it can.
+    /// Returns the delay before an attempt after a failure or loss. A peer with a smaller address
+    /// reconnects on its own, if it can.
     pub(in crate::proto) fn delay_after_loss(&mut self) -> Duration {
         if self.connects { self.backoff.wait() } else { self.backoff.wait_later() }
     }
 
-    /// Returns the delay of an attempt that a larger peer has requested, or `None` to keep the
+    /// Returns the delay before an attempt that the peer has requested, or `None` to keep the
     /// scheduled one: requests from a peer that cannot communicate must not undo the backoff.
     pub(in crate::proto) fn delay_after_kick(&mut self, now: Instant) -> Option<Duration> {
         let earliest = self.last_attempt.map_or(now, |last| last + KICK_INTERVAL);
@@ -185,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// Records an established connection. Returns whether an earlier one was established.
+    /// Records an established connection. Returns whether an earlier one had been established.
     pub(in crate::proto) fn established(&mut self, now: Instant, link: LinkId) -> bool {
         self.phase = Phase::Up(link);
         self.candidate = self.candidate.filter(|candidate| *candidate != link);
@@ -193,7 +193,7 @@ impl Connection {
         std::mem::replace(&mut self.was_up, true)
     }
 
-    /// Records that a link is lost.
+    /// Records that a link has been lost.
     pub(in crate::proto) fn lost(&mut self, now: Instant, link: LinkId) -> Lost {
         if self.candidate == Some(link) {
             self.candidate = None;

@@ -1,19 +1,19 @@
-//! State of the data from a peer: its sequence numbers, generation and congestion map.
+//! State of what a peer sends: its sequence numbers, generation and congestion map.
 
 use crate::proto::config::MESSAGE_COST;
 use crate::wire::{CongestionMap, Extensions, Header};
 
-/// Number of former runs of a peer whose late connections are recognized.
+/// Maximum number of a peer's earlier runs whose late connections are recognized.
 const FORMER_MAX: usize = 8;
 
-/// Run of a peer that a map belongs to.
+/// The peer's run to which a map belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Run {
-    /// The known run, or the first.
+    /// The known run, or the first one.
     Same,
     /// A different run: the peer has restarted.
     New,
-    /// An earlier run, while the known one is still connected: its connection is late.
+    /// An earlier run, while the known one is still connected: this connection is late.
     Former,
 }
 
@@ -22,7 +22,7 @@ pub(in crate::proto) enum Run {
 pub(in crate::proto) struct MapChange {
     /// Groups of ports that may have been cleared.
     pub(in crate::proto) cleared: u64,
-    /// The map differs from the former one.
+    /// The map differs from the previous one.
     pub(in crate::proto) is_new: bool,
 }
 
@@ -33,13 +33,13 @@ pub(in crate::proto) struct Inbound {
     /// The peer has sent a message to a user. If this were forgotten, a repeated message would look
     /// new.
     has_sent: bool,
-    /// Congested ports of the peer; none before its first map.
+    /// The peer's congested ports; none before its first map.
     map: Option<CongestionMap>,
     /// Generation of the peer, which distinguishes its runs, if the peer ever announced one.
     generation: Option<u32>,
-    /// Generations of former runs, the newest last.
+    /// Generations of earlier runs, newest last.
     former: Vec<u32>,
-    /// The peer announces its generation in maps, and so before anything else on a connection.
+    /// The peer announces its generation in maps, and thus before anything else on a connection.
     generation_in_map: bool,
     /// Cost of messages that the peer has sent and users have not read.
     held: usize,
@@ -59,7 +59,7 @@ impl Inbound {
         self.has_sent
     }
 
-    /// Records a message to a user.
+    /// Records that the peer has sent a message to a user.
     pub(in crate::proto) fn note_sent(&mut self) {
         self.has_sent = true;
     }
@@ -90,7 +90,7 @@ impl Inbound {
         self.map.as_ref().is_some_and(|map| map.ports().next().is_some())
     }
 
-    /// Whether messages on a new connection wait for a map.
+    /// Whether messages on a new connection must wait for a map.
     pub(in crate::proto) fn awaits_map(&self) -> bool {
         self.map.is_none() || self.generation_in_map
     }
@@ -100,9 +100,9 @@ impl Inbound {
         self.held + len + MESSAGE_COST <= memory
     }
 
-    /// Records the generation in a probe or in the answer to one. Returns true if the peer has
-    /// restarted. The probe's sequence number, and the one that is expected now, already belong to
-    /// the new run.
+    /// Records the generation from a probe or the answer to one. Returns true if the peer has
+    /// restarted. The probe's sequence number and the one now expected already belong to the new
+    /// run.
     pub(in crate::proto) fn probed(&mut self, header: &Header) -> bool {
         let generation = Extensions::decode(&header.extensions).generation;
         generation.is_some_and(|generation| self.run(generation))
@@ -113,9 +113,9 @@ impl Inbound {
         self.generation
     }
 
-    /// Records the generation in the header of a map. `is_connected` says whether another
-    /// connection belongs to the known run. If none does, a former run may be back, because the
-    /// address has moved between hosts.
+    /// Records the generation from a map's header. `is_connected` says whether another connection
+    /// belongs to the known run. If none does, an earlier run may be back, because the address has
+    /// moved between hosts.
     pub(in crate::proto) fn map_begun(
         &mut self,
         generation: Option<u32>,

@@ -1,4 +1,4 @@
-//! State of the data to a peer: its outbox, and what must arrive before messages may be sent.
+//! State of the data sent to a peer: the outbox, and what must arrive before messages may be sent.
 
 use rtrs_base::mutated;
 use rtrs_base::time::Instant;
@@ -25,7 +25,7 @@ pub(in crate::proto) struct Filled {
     pub(in crate::proto) repeats: u64,
 }
 
-/// Messages given up by their socket.
+/// Messages that their socket has abandoned.
 #[derive(Debug, Default)]
 pub(in crate::proto) struct Abandoned {
     /// Messages that will not be sent.
@@ -34,7 +34,7 @@ pub(in crate::proto) struct Abandoned {
     pub(in crate::proto) amount: Amount,
 }
 
-/// Data to a peer, across connections.
+/// Data to be sent to a peer, across connections.
 #[derive(Debug, Default)]
 pub(in crate::proto) struct Outbound {
     outbox: Outbox,
@@ -62,7 +62,7 @@ impl Outbound {
         self.is_synced
     }
 
-    /// Whether messages of users wait to be sent to the peer.
+    /// Whether users' messages are waiting to be sent to the peer.
     pub(in crate::proto) fn has_messages(&self) -> bool {
         self.outbox.iter().any(|message| message.owner != Owner::Pong)
     }
@@ -117,7 +117,7 @@ impl Outbound {
         self.hold_until.take().is_some()
     }
 
-    /// Ends the hold on messages if its time is over.
+    /// Ends the hold on messages if its time has passed.
     pub(in crate::proto) fn release_overdue(&mut self, now: Instant) -> bool {
         self.hold_until.is_some_and(|until| until <= now) && self.release_held()
     }
@@ -146,7 +146,7 @@ impl Outbound {
                 link.hand(header, probe);
                 continue;
             }
-            // The peer may remember sequence numbers of our former run, and consider repeated
+            // The peer may remember sequence numbers from our previous run, and consider repeated
             // messages old. The probe is never a repeat, so it makes the peer restart its count.
             let waits_for_ack = !self.is_synced && link.has_probed && !mutated!(RdsProbeNotAwaited);
             if waits_for_ack || self.hold_until.is_some() {
@@ -159,7 +159,7 @@ impl Outbound {
         filled
     }
 
-    /// Records an acknowledged message. Returns true if it is the first one.
+    /// Records that a message was acknowledged. Returns true if it is the first one.
     pub(in crate::proto) fn acked(&mut self, message: &Message) -> bool {
         self.pongs -= usize::from(message.owner == Owner::Pong);
         !std::mem::replace(&mut self.is_synced, true)
@@ -176,7 +176,7 @@ impl Outbound {
         dropped
     }
 
-    /// Removes the messages that a former run of the peer may have delivered.
+    /// Removes the messages that a previous run of the peer may have delivered.
     pub(in crate::proto) fn restart(&mut self) -> Vec<Message> {
         let dropped = self.outbox.remove(|m| m.is_begun && !mutated!(RdsRestartIgnored));
         self.forget_pongs(&dropped);
@@ -215,7 +215,7 @@ impl Outbound {
     }
 }
 
-/// Returns the message that asks for the number of a peer's connections.
+/// Returns the message that asks a peer for its number of connections.
 fn probe(generation: Option<u32>) -> Message {
     Message {
         owner: Owner::Probe,

@@ -86,7 +86,7 @@ fn a_new_connection_replaces_an_intact_one() {
     net.send(sender, 1, (5, 4000), b"two");
     net.delivers = false;
     net.settle();
-    // The old connection's written data still arrives, but its closure is not seen.
+    // Data written on the old connection still arrives, but its closure is not seen.
     let old = net.pipes.remove(0);
     let now = net.now;
     net.at(1).lost(now, old[0].link);
@@ -94,7 +94,7 @@ fn a_new_connection_replaces_an_intact_one() {
     let [near, far] = net.pipes[0].clone();
     assert_eq!(net.at(5).peers().predecessors(far.link), [old[1].link]);
     net.at(5).received(now, old[1].link, &old[0].out);
-    // Nothing is sent on the new connection before it has delivered valid data.
+    // Nothing is sent on the new connection until it has delivered valid data.
     assert!(near.out.len() > MAP_LEN && far.out.is_empty());
     net.at(5).received(now, far.link, &near.out[..47]);
     assert!(!net.at(5).peers().predecessors(far.link).is_empty());
@@ -128,7 +128,7 @@ fn the_state_of_a_connection_shows_failures() {
     assert_eq!(state(&node), Some(Connecting));
     node.connected(now, link);
     assert_eq!(state(&node), Some(Up));
-    // Without messages, the connection is not needed.
+    // Without any messages, the connection is not needed.
     node.cancel(id, address(5), 4000);
     node.lost(now, link);
     assert_ne!(state(&node), Some(Up));
@@ -177,7 +177,7 @@ fn a_connection_from_a_larger_node_requests_a_connection() {
     let now = Instant::ZERO;
     assert_eq!(node.accepted(now, address(5)), None);
     assert!(matches!(node.take_order(), Some(Order::Connect { to, .. }) if to == address(5)));
-    // The rate is limited whatever the peer does.
+    // The rate is limited no matter what the peer does.
     for _ in 0..100 {
         assert_eq!(node.accepted(now, address(5)), None);
     }
@@ -203,7 +203,7 @@ fn silent_connections_only_evict_each_other() {
     assert!(node.peers().connections().any(|info| info.peer == address(1) && info.state == Up));
 }
 
-/// New peers whose first bytes are not read yet must not evict each other while others are away.
+/// New peers whose first bytes have not been read must not evict each other while others are away.
 #[test]
 fn new_peers_replace_those_that_are_away() {
     let mut config = Config::new(address(250), 1, 1);
@@ -245,7 +245,7 @@ fn pinged_once(net: &mut Net, own: u8, from: u8) {
     net.send(socket, from, (own, 0), b"");
     net.settle();
     assert_eq!(net.read(from, socket).len(), 1);
-    // The last answer is not delivered.
+    // The last answer is never delivered.
     net.delivers = false;
     net.send(socket, from, (own, 0), b"");
     net.settle();
@@ -308,7 +308,7 @@ fn peers_that_sent_messages_are_kept() {
     assert_eq!(net.at(1).peers().connections().count(), 1);
 }
 
-/// Lets a peer accept each connection, send `greeting` and close the connection, until `end`.
+/// Lets a peer accept each connection, send `greeting` and close the connection, during `time`.
 /// Returns the number of attempts to connect.
 fn attempts_at_a_closing_peer(node: &mut Node, greeting: &[u8], time: Range<Instant>) -> u64 {
     let begin = node.stats().tcp_connect_attempts;
@@ -341,7 +341,7 @@ fn connections_that_carry_nothing_back_off() {
         let minute = Instant::ZERO + Duration::from_secs(60);
         let attempts = attempts_at_a_closing_peer(&mut node, greeting, Instant::ZERO..minute);
         assert!((80..=180).contains(&attempts), "{attempts}");
-        // Without messages, there is no reason to continue.
+        // Without any messages, there is no reason to continue.
         node.close_socket(socket);
         let soon = minute + Duration::from_secs(5);
         attempts_at_a_closing_peer(&mut node, greeting, minute..soon);
@@ -354,7 +354,7 @@ fn connections_that_carry_nothing_back_off() {
     }
 }
 
-/// NAT may reorder the addresses: both nodes then believe they are the smaller, or both the larger.
+/// NAT may reorder the addresses: then both nodes believe that they are smaller, or both larger.
 #[test]
 fn nodes_that_disagree_about_their_order_back_off() {
     // The nodes' own addresses, and the address of the first node as the second one sees it.

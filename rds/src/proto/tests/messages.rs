@@ -1,4 +1,4 @@
-//! Delivery of messages: in order, once, within limits.
+//! Delivery of messages: in order, exactly once, within limits.
 
 use super::*;
 use crate::wire::CongestionMap;
@@ -27,7 +27,7 @@ fn messages_arrive_once_and_in_order_despite_disconnects() {
         expected.push((3000, vec![round; 100]));
         net.delivers = false;
         net.settle();
-        // A part of the written data arrives without the sender noticing.
+        // Part of the written data arrives without the sender noticing.
         let now = net.now;
         let [near, far] = net.pipes[0].clone();
         let arrives = near.out.len() * usize::from(round % 5) / 4;
@@ -134,11 +134,11 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     }
     assert_eq!(net.at(1).may_send(sender, to, 4000, 500), Err(SendError::Congested));
     assert_eq!(sent, 4000 / 500 + 1);
-    // The port of the other socket is one higher, so it is in the next group.
+    // The other socket's port is one higher, so it is in the next group.
     net.send(sender, 1, (5, 4001), b"passes");
     net.settle();
     assert_eq!(net.read(5, other).len(), 1);
-    // Space on the port is reported only on request.
+    // Room on the port is reported only on request.
     net.at(1).watch(sender, address(5), 4000);
     while net.at(1).ports_mut().take_event().is_some() {}
     // A port that is not congested is reported immediately.
@@ -206,14 +206,14 @@ fn a_closed_socket_sends_pending_messages_at_most_once() {
     net.pass(Duration::from_secs(3));
     assert_eq!(net.read(5, reader), []);
     assert_eq!(net.at(1).memory(), (0, 0));
-    // The port has a new owner now, which is not charged.
+    // The port now has a new owner, which is not charged.
     let next = net.at(1).bind(3000).unwrap();
     net.send(next, 1, (5, 4000), b"next");
     net.settle();
     assert_eq!(net.read(5, reader), [(3000, b"next".to_vec())]);
 }
 
-/// Messages queued behind a message that is not resent are not sent either.
+/// Messages queued behind one that is not resent are not sent either.
 #[test]
 fn messages_of_a_closed_socket_arrive_without_gaps() {
     for is_noticed in [true, false] {
@@ -273,7 +273,7 @@ fn memory_is_bounded_for_messages_to_the_same_node() {
     assert!(received <= 15_000 && received > 13_000 && sent == 0, "{received} {sent}");
     let kept: usize = ids.iter().map(|id| std::iter::from_fn(|| node.receive(*id)).count()).sum();
     assert_eq!(kept as u64 + node.stats().recv_drop_no_memory, 60);
-    // Memory for unread answers to pings is bounded too.
+    // Memory for unread ping answers is also bounded.
     for _ in 0..1000 {
         node.send(Instant::ZERO, ids[0], Outgoing::new(address(1), 0, Vec::new())).unwrap();
     }

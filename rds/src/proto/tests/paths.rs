@@ -1,11 +1,11 @@
-//! Several connections between two nodes: their number, the messages that they carry, and the
-//! effect of a broken connection.
+//! Several connections between two nodes: their number, the messages they carry, and the effect of
+//! a broken connection.
 
 use super::*;
 use crate::proto::ConnectionState;
 use crate::wire::CONG_BITMAP;
 
-/// Number of sockets of the sender, so that each path has some.
+/// Number of the sender's sockets: enough for each path to have some.
 const SOCKETS: u16 = 64;
 
 fn node(last: u8, life: u32, paths: usize) -> Node {
@@ -14,7 +14,7 @@ fn node(last: u8, life: u32, paths: usize) -> Node {
     Node::new(config)
 }
 
-/// Nodes 1 and 5 with these numbers of paths, and a message from each socket of one to the other.
+/// Nodes 1 and 5 with these numbers of paths, and sockets that send from one to the other.
 struct Pair {
     net: Net,
     from: u8,
@@ -45,7 +45,7 @@ impl Pair {
         }
     }
 
-    /// Lets three seconds pass, and returns the payloads that arrived, by port, in order.
+    /// Lets three seconds pass, and returns the payloads that arrived, in order, by port.
     fn read(&mut self) -> BTreeMap<u16, Vec<u8>> {
         self.net.pass(Duration::from_secs(3));
         let mut found: BTreeMap<u16, Vec<u8>> = BTreeMap::new();
@@ -99,7 +99,7 @@ fn a_map_announces_its_path_and_the_number_of_paths() {
     let headers = first(8);
     assert_eq!(headers[0].flags, CONG_BITMAP);
     assert_eq!(headers[0].extensions, [5, 0, 8, 6, 1, 2, 3, 4, 8, 0, 0, 0, 0, 0, 0, 0]);
-    // To a kernel, this announces a node with one connection.
+    // To a kernel peer, this announces a node with one connection.
     assert_eq!(headers[1].extensions, [5, 0, 1, 6, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(first(1)[0].extensions, [6, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
@@ -115,7 +115,7 @@ fn a_broken_path_affects_only_its_own_messages() {
             pair.net.settle();
             let (own, to) = (pair.from, pair.to);
             let link = pair.net.at(own).peers().established(address(to))[path];
-            // Only bytes of this path are lost.
+            // Only bytes on this path are lost.
             pair.net.end(own, link);
             let now = pair.net.now;
             pair.net.at(own).lost(now, link);
@@ -231,13 +231,13 @@ fn another_run_closes_the_connections_of_the_former_one() {
     let late = node.accepted(Instant::ZERO, address(1)).unwrap();
     let first = accept_map(&mut node, 0, 8);
     assert_eq!(closed(&mut node), former);
-    // A connection of the former run, which is read late.
+    // A connection from the earlier run, which is read late.
     input_map(&mut node, late, 4, 7);
     assert_eq!(closed(&mut node), [late]);
     assert_eq!(node.peers().established(address(1)), [first]);
 }
 
-/// The address has moved to another host, and back.
+/// The address has moved to another host and back.
 #[test]
 fn a_former_run_may_return() {
     let mut node = node(5, 1, 8);
@@ -259,7 +259,7 @@ fn accepted_connections_without_data_are_limited() {
     assert_eq!(closed(&mut node), all[92..]);
 }
 
-/// A former run of the node had more paths.
+/// An earlier run of the node had more paths.
 #[test]
 fn paths_beyond_the_limit_are_refused() {
     let mut node = node(5, 1, 2);
@@ -268,7 +268,7 @@ fn paths_beyond_the_limit_are_refused() {
 }
 
 /// A connection for a second path reaches a peer that has restarted with only one path. The peer
-/// takes the connection for its only one, and repeats messages on the next connection.
+/// mistakes the connection for its only one, and repeats messages on the next connection.
 #[test]
 fn a_peer_with_fewer_paths_repeats_messages_on_another_connection() {
     let mut node = node(1, 1, 8);
@@ -308,7 +308,7 @@ fn a_peer_with_fewer_paths_repeats_messages_on_another_connection() {
     assert_eq!(std::iter::from_fn(|| node.receive(reader)).count(), 1);
 }
 
-/// Maps of other paths can be older than one of the first path.
+/// Maps on other paths can be older than one on the first path.
 #[test]
 fn maps_count_only_on_the_first_path() {
     let mut node = node(5, 1, 8);

@@ -20,7 +20,7 @@ impl Played {
         Self { node, link, now, written: 0 }
     }
 
-    /// Creates the simulated peer after the exchange that precedes data.
+    /// Creates the simulated peer, after the exchange that precedes data.
     fn greeted() -> Self {
         let mut played = Self::new();
         played.input_map(None);
@@ -85,8 +85,8 @@ fn a_connection_starts_with_the_map_and_a_probe() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.send(id, b"hi!!");
-    // Until the probe is acknowledged, the peer may mistake our numbers for those of an earlier
-    // run.
+    // Until the probe is acknowledged, the peer may mistake our sequence numbers for those of a
+    // previous run.
     let first = played.output(false);
     assert_eq!(first.len(), 2);
     let (map, probe) = (&first[0], &first[1]);
@@ -137,7 +137,7 @@ fn ping_floods_are_answered_at_a_limited_rate() {
     assert_eq!(played.node.stats().send_pong_dropped, 999 - 64);
     played.input(Header { dport: PING_PORT, ..data(1000, 0) }, b"");
     assert_eq!(played.output(true).len(), 1);
-    // A congested port receives no messages either.
+    // No messages are sent to a congested port either.
     let mut map = CongestionMap::default();
     map.set(3000, true);
     played.input(Header { flags: CONG_BITMAP, ..Header::default() }, map.bytes());
@@ -259,7 +259,7 @@ fn a_silent_peer_is_awaited_only_briefly() {
     assert_eq!(played.output(true).len(), 2);
 }
 
-/// Restarts a kernel peer, whose maps carry no generation and which announces restarts only in
+/// Restarts a kernel peer, whose maps carry no generation and which announces its restarts only in
 /// probes.
 #[test]
 fn a_restart_announced_in_a_probe_keeps_its_sequence_numbers() {

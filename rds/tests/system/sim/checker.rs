@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use rtrs_core::prng::Prng;
 
-/// Node and the number of its run.
+/// A node, and the number of its run.
 pub(super) type Life = (usize, u32);
 
-/// Number of bytes in front of the payload that the checker reads.
+/// Number of bytes at the start of the payload that the checker reads.
 pub(super) const STAMP: usize = 8;
 /// Maximum length of the payload after the stamp.
 pub(super) const LEN_MAX: usize = 6000;
@@ -30,7 +30,7 @@ struct Sent {
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     sent: Vec<Sent>,
-    /// Newest message that was read, by source and destination.
+    /// Newest message read, by source and destination.
     newest: BTreeMap<(Life, u16, Life, u16), usize>,
 }
 
@@ -46,7 +46,7 @@ impl Checker {
         self.sent.push(Sent { from, to, ports, len, read_in: Vec::new() });
     }
 
-    /// Checks a message that was read. `announces` says whether the reader's node announces its
+    /// Checks a message that was read. `announces` is whether the reader's node announces its
     /// restarts.
     pub(super) fn read(
         &mut self,
@@ -78,8 +78,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Describes a message that has not arrived although both nodes ran throughout, if any. `lives`
-    /// are the runs of the nodes at the end.
+    /// Describes a message, if any, that has not arrived although both nodes ran throughout.
+    /// `lives` are the runs of the nodes at the end.
     pub(super) fn missing(&self, lives: &[u32]) -> Option<String> {
         let lasts = |life: Life| lives.get(life.0) == Some(&life.1);
         let missing = (0_usize..)
@@ -89,8 +89,7 @@ impl Checker {
     }
 }
 
-/// Returns the bytes after the stamp of a message; they differ among any thousand consecutive
-/// messages.
+/// Returns the bytes after a message's stamp, which differ among any thousand consecutive messages.
 fn pattern(number: usize, len: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {

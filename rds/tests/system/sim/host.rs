@@ -28,7 +28,7 @@ pub(super) fn host_of(address: IpAddr) -> usize {
     }
 }
 
-/// Message that its user has not been able to send yet.
+/// Message that a user has not been able to send yet.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     from: usize,
@@ -44,7 +44,7 @@ pub(super) struct Refused {
     pub(super) full: u64,
 }
 
-/// Node and its users, in one run of its process.
+/// Node with its users, in one run of its process.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) index: usize,
@@ -52,16 +52,16 @@ pub(super) struct Host {
     pub(super) announces: bool,
     pub(super) node: Node,
     sockets: Vec<SocketId>,
-    /// Messages that wait for buffer space, in order of submission. The user waits for an event
-    /// before the next attempt.
+    /// Messages that are waiting for buffer space, in order of submission. The user waits for an
+    /// event before trying again.
     wanted: VecDeque<Wanted>,
     may_try: bool,
     /// Sockets whose readers have work.
     readable: BTreeSet<SocketId>,
-    /// Payload passed to readers that take it later and have not done so yet.
+    /// Payload passed to readers that take it later and have not taken it yet.
     untaken: BTreeMap<SocketId, usize>,
     takes_late: bool,
-    /// End of the readers' pause.
+    /// Time until which the readers pause.
     pub(super) rests_until: Instant,
     /// Links whose buffers were full.
     pub(super) blocked: BTreeSet<LinkId>,
@@ -71,7 +71,7 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn start(plan: &Plan, index: usize, life: u32, prng: &mut Prng) -> Self {
         let announces = plan.announces[index];
-        // Runs of a node that does not announce them look alike to peers.
+        // Peers cannot tell apart the runs of a node that does not announce them.
         let generation = if announces { prng.next_u32() | 1 } else { 0 };
         let mut config = Config::new(address(index), generation, prng.next_u64());
         (config.sndbuf, config.rcvbuf) = (plan.sndbuf, plan.rcvbuf);
@@ -108,7 +108,7 @@ impl Host {
         self.may_try = true;
     }
 
-    /// Whether messages wait for buffer space.
+    /// Whether messages are waiting for buffer space.
     pub(super) fn is_waiting(&self) -> bool {
         !self.wanted.is_empty()
     }
@@ -118,7 +118,7 @@ impl Host {
         !self.untaken.is_empty()
     }
 
-    /// Lets users read and send what they can. `lives` are the runs of all nodes.
+    /// Lets users read and send as much as they can. `lives` are the runs of all nodes.
     pub(super) fn users(
         &mut self,
         now: Instant,

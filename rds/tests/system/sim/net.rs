@@ -1,12 +1,12 @@
 //! Connections between nodes with the properties of TCP: each system holds bytes in transit, and
-//! the end of a connection is seen after the bytes before it.
+//! sees the end of a connection after the bytes before it.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use rds::proto::LinkId;
 
-/// Number of a connection.
+/// Identifies a connection.
 pub(super) type ConnId = u64;
 /// One end of a connection.
 pub(super) type EndId = (ConnId, usize);
@@ -17,7 +17,7 @@ pub(super) struct End {
     pub(super) host: usize,
     /// Run of the node to which the end belongs.
     pub(super) life: u32,
-    /// Link number at the node; None until the node has accepted the end.
+    /// Link number on the node; None until the node has accepted the end.
     pub(super) link: Option<LinkId>,
     /// Bytes written that have not reached the other system.
     pub(super) out: VecDeque<u8>,
@@ -27,11 +27,11 @@ pub(super) struct End {
     pub(super) acked: u64,
     /// Whether any byte of this end was read.
     pub(super) was_read: bool,
-    /// Whether the end of the connection follows the inbox.
+    /// Whether the connection ends after the bytes in the inbox.
     pub(super) ends: bool,
-    /// Whether the node has closed this end, or has ended.
+    /// Whether the node has closed this end or stopped.
     pub(super) closed: bool,
-    /// Whether written bytes are lost.
+    /// Whether bytes written at this end are lost.
     pub(super) broken: bool,
 }
 
@@ -107,7 +107,7 @@ impl Net {
         others.into_iter().filter_map(|id| self.end(id).map(|end| (end.host, end.life))).collect()
     }
 
-    /// Moves up to `count` written bytes from one end to the other system, as far as its window
+    /// Moves up to `count` written bytes from one end to the other system, as far as the window
     /// allows. Returns how many are left.
     pub(super) fn move_bytes(&mut self, (conn, side): EndId, count: usize, window: usize) -> usize {
         let Some(ends) = self.conns.get_mut(&conn) else { return 0 };
@@ -160,7 +160,7 @@ pub(super) fn other((conn, side): EndId) -> EndId {
     (conn, 1 - side)
 }
 
-/// Takes bytes off the front in one block: most bytes of a run are moved this way.
+/// Takes bytes off the front in one block: most bytes in a run are moved this way.
 pub(super) fn take(queue: &mut VecDeque<u8>, count: usize) -> Vec<u8> {
     let (first, second) = queue.as_slices();
     let from_first = count.min(first.len());

@@ -9,15 +9,15 @@ use super::checker::LEN_MAX;
 /// Settings of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// Number of sockets of each node.
+    /// Number of sockets on each node.
     pub(super) sockets: Vec<u16>,
-    /// Whether a node announces its current run to peers (GEN_NUM). Nodes that do not are like
+    /// Whether each node announces its current run to peers (GEN_NUM). Those that do not are like
     /// Linux 6.1.
     pub(super) announces: Vec<bool>,
-    /// Maximum number of connections of each node to a peer.
+    /// Maximum number of connections from each node to a peer.
     pub(super) paths: Vec<usize>,
-    /// Whether the readers of a node take messages some time after the node has passed them on,
-    /// like readers in other processes.
+    /// Whether each node's readers take messages some time after the node has passed them on, like
+    /// readers in other processes.
     pub(super) takes_late: Vec<bool>,
     /// Total number of messages.
     pub(super) messages: usize,
@@ -25,32 +25,32 @@ pub(super) struct Plan {
     pub(super) len_max: u64,
     pub(super) sndbuf: usize,
     pub(super) rcvbuf: usize,
-    /// Bytes that a system holds for a connection, at each end.
+    /// Bytes that the system buffers for a connection, at each end.
     pub(super) window: usize,
-    /// Maximum bytes that move in one step.
+    /// Maximum number of bytes moved in one step.
     pub(super) piece: u64,
-    /// Maximum delay of bytes, ends and attempts to connect.
+    /// Maximum delay of data, disconnects and connection attempts.
     pub(super) delay: Duration,
-    /// Longest pause of a user between two messages.
+    /// Longest pause of a user between messages.
     pub(super) pause: Duration,
     /// Total number of faults.
     pub(super) faults: usize,
-    /// Longest time between two faults.
+    /// Longest time between faults.
     pub(super) fault_pause: Duration,
     /// Share of faults that restart a node instead of breaking a connection.
     pub(super) restarts: Ratio,
     /// Share of faults that stop a node, but not its system, for a while.
     pub(super) stalls: Ratio,
-    /// Longest stop, shorter than the time for which messages wait for a peer's map.
+    /// Longest stall: shorter than the time for which messages wait for a peer's map.
     pub(super) stall: Duration,
     /// Share of broken connections that at first only one end notices.
     pub(super) one_sided: Ratio,
-    /// Frequency of pauses of a reading user.
+    /// Frequency with which a reading user pauses.
     pub(super) rests: Ratio,
     /// Share of acknowledgment reports that are late.
     pub(super) late_acks: Ratio,
-    /// Share of connections that nodes like Linux 6.1 reset unread, as they do before they have
-    /// seen the previous connection end.
+    /// Share of connections that nodes like Linux 6.1 reset unread, as they do until they have seen
+    /// the previous connection end.
     pub(super) refusals: Ratio,
 }
 

@@ -67,14 +67,14 @@ enum Action {
     Move(EndId),
     /// Lets an end detect that the connection has ended.
     Finish(EndId),
-    /// Delivers an attempt to connect to its target.
+    /// Delivers a connection attempt to its target.
     Syn {
         from: usize,
         life: u32,
         link: LinkId,
         to: usize,
     },
-    /// Fails an attempt, or closes it immediately.
+    /// Fails a connection attempt, or closes it immediately.
     Refused {
         from: usize,
         life: u32,
@@ -98,9 +98,9 @@ struct World {
     actions: BTreeMap<(Instant, u64), Action>,
     number: u64,
     turns: Vec<Option<Instant>>,
-    /// Time until which each node does not run.
+    /// Time until which each node is stalled.
     stalls: Vec<Instant>,
-    /// Attempts in transit.
+    /// Connection attempts in transit.
     attempts: BTreeSet<(usize, LinkId)>,
     wants: usize,
     faults: usize,
@@ -108,7 +108,7 @@ struct World {
     outcome: Outcome,
 }
 
-/// Runs a seed.
+/// Runs the simulation of a seed.
 pub(super) fn run(seed: u64) -> Result<Outcome, String> {
     let mut prng = Prng::new(seed);
     let plan = Plan::draw(&mut prng);
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    /// Delivers a part of the written bytes.
+    /// Delivers some of the written bytes.
     fn move_some(&mut self, end: EndId) {
         let len = self.net.end(end).map_or(0, |end| end.out.len());
         let count = self.prng.index(len + 1);
@@ -321,7 +321,7 @@ impl World {
         self.after(wait, Action::Start(host));
     }
 
-    /// Closes an end when its node has closed it or ended.
+    /// Closes an end once its node has closed it or has ended.
     fn close(&mut self, end: EndId) {
         self.move_some(end);
         self.net.close(end);
@@ -374,7 +374,7 @@ impl World {
             host.rests_until = self.now + self.prng.duration(Duration::ZERO..=self.plan.pause * 8);
         }
         let mut seen = self.lives.clone();
-        // If a node has two connections, the older determines which run its messages may reach.
+        // If a node has two connections, the older one determines which run its messages may reach.
         for (peer, life) in self.net.peers(index) {
             seen[peer] = seen[peer].min(life);
         }
@@ -423,7 +423,7 @@ impl World {
         }
     }
 
-    /// Reads a part or all of an end's bytes.
+    /// Reads some or all of an end's bytes.
     fn read(&mut self, host: &mut Host, id: EndId, all: bool) {
         loop {
             let Some(end) = self.net.end(id).filter(|end| !end.closed) else { return };
@@ -568,7 +568,7 @@ impl World {
     }
 }
 
-/// Checks the rules of a node that hold after each of its turns.
+/// Checks the invariants that hold after each of a node's turns.
 fn check(host: &Host) -> Result<(), String> {
     let config = host.node.config();
     let (received, sent) = host.node.memory();

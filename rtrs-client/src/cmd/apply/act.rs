@@ -22,7 +22,7 @@ pub(super) struct Allowed {
     pub(super) reattach: bool,
     /// Detach sessions even if they are in use.
     pub(super) force: bool,
-    /// Time allowed for running IO of detached sessions, in milliseconds.
+    /// Time allowed for the running IO of detached sessions, in milliseconds.
     pub(super) within_ms: u64,
     /// Time for which an attach is retried.
     pub(super) retry_for: Within,
@@ -35,7 +35,7 @@ pub(super) struct Turn<'a> {
     /// None if the file does not list the volume.
     pub(super) wanted: Option<&'a Wanted>,
     pub(super) task: &'a Task,
-    /// Other volumes that share the session in the file.
+    /// Other volumes that share the session according to the file.
     pub(super) mates: &'a [Session],
     /// Deadline for retries of an attach to a running session.
     pub(super) retry_until: Instant,
@@ -44,7 +44,7 @@ pub(super) struct Turn<'a> {
 /// Performs the action for a volume and returns the result; None if there was nothing to do.
 ///
 /// # Errors
-/// Returns the failure of the action.
+/// Returns the action's error.
 pub(super) fn act(turn: &Turn<'_>, may: Allowed) -> Result<Option<&'static str>, Error> {
     let Turn { session, task, .. } = turn;
     match (task.action, turn.wanted) {
@@ -184,7 +184,7 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
         change(session, turn.task, may.within_ms)?;
     }
     let ended = end(session, may.within_ms, may.force)?;
-    // IO that was cut off is reported when the volume is back.
+    // IO that was cut off is reported once the volume is back.
     attach(turn, wanted, mates, may.retry_for)?;
     ended.verdict(&session.name)
 }

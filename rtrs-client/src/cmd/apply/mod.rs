@@ -1,4 +1,4 @@
-//! `apply` and `diff`: adapt the sessions of this host to a file, or show the necessary changes.
+//! `apply` and `diff`: change this host's sessions to match a file, or show the changes needed.
 
 mod act;
 mod begin;
@@ -159,7 +159,7 @@ impl Row {
 struct Outcome {
     result: Option<&'static str>,
     error: Option<Error>,
-    /// Action determined anew, if handling the volumes before this one may have changed it.
+    /// Action determined again, if handling earlier volumes may have changed it.
     now: Option<Task>,
 }
 
@@ -273,7 +273,7 @@ impl Group<'_> {
         let mates = self.items.iter().filter(|other| other.name != item.name);
         let mates: Vec<Session> = mates.map(|other| session.sibling(&other.name)).collect();
         let (wanted, original) = (item.wanted.as_ref(), item.task.action);
-        // Compares again: handling earlier volumes may have changed the session's settings, a
+        // Compare again: handling earlier volumes may have changed the session's settings, a
         // takeover attaches all volumes of a session, and a renewal detaches them.
         let is_renewed = !matches!(renewal, Renewal::NotNeeded);
         let does = is_renewed
@@ -298,7 +298,7 @@ impl Group<'_> {
         let turn = Turn { session: &session, wanted, task, mates: &mates, retry_until };
         let acted = act(&turn, self.may);
         if matches!(renewal, Renewal::Ended { .. }) && original != Action::Attach {
-            // The output keeps the differences from the session before the renewal.
+            // The output keeps the differences found before the renewal.
             return acted.map(|_| Outcome { result: Some("reattached"), ..Outcome::default() });
         }
         match acted {
@@ -308,7 +308,7 @@ impl Group<'_> {
     }
 }
 
-/// Report without any action.
+/// Returns a report without performing any action.
 fn plain(items: Vec<Item>) -> Report {
     let sessions = items.into_iter().map(|item| item.row(Outcome::default())).collect();
     Report { sessions, changed: None }
@@ -358,7 +358,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     Ok((without_bom(text), "stdin".to_owned()))
 }
 
-/// Plans of the volumes in the file. Those of the same session are adjacent.
+/// Plans for the volumes in the file. Those of the same session are adjacent.
 fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
@@ -378,7 +378,7 @@ fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     Ok(wanted)
 }
 
-/// Plans of the volumes of a session.
+/// Plans for the volumes of a session.
 fn plans_of(volume: &Volume, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let configured = volume.settings.clone();
     let plan = AttachPlan::new(&volume.name, configured.clone(), global.output)?;
@@ -397,7 +397,7 @@ fn plans_of(volume: &Volume, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> 
     Ok(all)
 }
 
-/// Rejects a socket, address or device at which another volume of the file is served.
+/// Rejects a socket, address or device that another volume in the file uses.
 fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
     let set = &one.plan.settings;
     let this = &one.plan.session.name;
@@ -459,7 +459,7 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
         prune::foresee_refusals(&mut items, global);
     }
     if purpose == Purpose::Compare {
-        // A session in use whose detach would be refused is a difference here, not an error.
+        // A session in use that cannot be detached counts as a difference here, not an error.
         prune::explain_refusals(&mut items);
     }
     prune::expect_free_places(&mut items, &run_dir, global);

@@ -38,7 +38,7 @@ fn pruned(items: &[Item]) -> Vec<String> {
     items.iter().filter(|item| is_pruned(item)).map(|item| item.name.clone()).collect()
 }
 
-/// Records the error of the detach for sessions that are in use.
+/// For sessions that are in use, records the error that the detach would return.
 pub(super) fn foresee_refusals(items: &mut [Item], global: &GlobalArgs) {
     let errors = at_once(&pruned(items), AT_ONCE, |name| refusal(name, global).err());
     for (item, error) in items.iter_mut().filter(|item| is_pruned(item)).zip(errors) {
@@ -46,7 +46,7 @@ pub(super) fn foresee_refusals(items: &mut [Item], global: &GlobalArgs) {
     }
 }
 
-/// Fails if the session is in use, with the error of its detach.
+/// Fails if the session is in use, with the error that its detach would return.
 fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
     let status = Session::new(name, global)?.status()?;
     if let Some(path) = &status.device {
@@ -71,7 +71,7 @@ fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
-/// Turns refusals into reasons, for commands that count only errors of the comparison.
+/// Turns refusals into reasons, for commands that count only errors in the comparison.
 pub(super) fn explain_refusals(items: &mut [Item]) {
     for item in items.iter_mut().filter(|item| item.task.action == Action::Detach) {
         let refusal = item.error.take_if(|error| error.kind() == ErrorKind::InUse);
@@ -103,7 +103,7 @@ pub(super) fn expect_free_places(items: &mut [Item], run_dir: &RunDir, global: &
     }
 }
 
-/// Whether a running session has the device, socket or address of a plan.
+/// Whether a running session holds the device, socket or address of a plan.
 fn has_place_of(running: &Running, plan: &AttachPlan) -> bool {
     match &plan.front {
         Front::Device(options) => running.device == Some(options.choice.to_string()),

@@ -1,9 +1,9 @@
-//! Reattach of all volumes of a session, to change settings that the volumes share and that only a
-//! new session can adopt.
+//! Reattaches all volumes of a session, to change settings that they share and that only a new
+//! session can adopt.
 //!
-//! The volumes are detached first, and then handled as in a first `apply`. Problems are detected
-//! before any volume is detached. If a detach is refused nevertheless, the session continues, and
-//! the volumes that were detached rejoin it.
+//! The volumes are detached first, and then handled as in an initial `apply`. Problems are detected
+//! before any volume is detached. If a detach is still refused, the session continues, and the
+//! volumes that were detached rejoin it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -59,7 +59,7 @@ fn sharers(group: &Group<'_>) -> Result<Option<Vec<Session>>, Error> {
     Ok(None)
 }
 
-/// Status of a volume that cannot be reattached without the other volumes of its session.
+/// Status of a volume that can be reattached only together with the other volumes of its session.
 fn shared_session(group: &Group<'_>, item: &Item) -> Result<Option<Status>, Error> {
     let Some(wanted) = item.wanted.as_ref().filter(|_| item.error.is_none()) else {
         return Ok(None);
@@ -80,7 +80,7 @@ fn shared_session(group: &Group<'_>, item: &Item) -> Result<Option<Status>, Erro
     Ok(needs.then_some(status))
 }
 
-/// Detaches volumes, unless one of them cannot be.
+/// Detaches volumes, unless one of them cannot be detached.
 fn end_all(group: &Group<'_>, sharers: Vec<Session>) -> Renewal {
     let Allowed { force, within_ms, .. } = group.may;
     let mut obstacles = Vec::new();

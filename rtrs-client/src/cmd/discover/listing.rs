@@ -21,7 +21,7 @@ use crate::path::fault::ConnectionFault;
 use crate::path::handshake::{Endpoints, Proof, ServiceConnection, ServiceEvent, conn_response};
 use crate::plan::default_session_name;
 
-/// Policy without polling: no latency is measured.
+/// Polling policy: no polling, because no latency is measured.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::ZERO };
 /// Time limit for closing the connection.
 const CLOSE_MAX: Duration = Duration::from_millis(500);
@@ -117,7 +117,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Adds a page. Returns the next request, None after the last page.
+    /// Adds a page. Returns the next request, or None after the last page.
     ///
     /// # Errors
     /// Fails if the server violates the protocol in a way that could make the list endless.
@@ -143,7 +143,7 @@ fn bare(name: &Name) -> &[u8] {
     &bytes[slashes..]
 }
 
-/// Lists the exports. Ends within `timeout` plus the time for a close.
+/// Lists the exports. Ends within `timeout` plus the time to close the connection.
 pub(super) fn list(
     link: &mut Link,
     local: Option<IpAddr>,
@@ -154,7 +154,7 @@ pub(super) fn list(
 }
 
 /// Authenticates both ends, if the link has certificates or keys. Ends within `timeout` plus the
-/// time for a close.
+/// time to close the connection.
 pub(crate) fn prove(
     link: &mut Link,
     local: Option<IpAddr>,
@@ -243,7 +243,7 @@ struct Asking<'a> {
     proving: Proving,
     /// None until the outcome is known.
     outcome: Option<Result<(), AskError>>,
-    /// Time to give up; then, time to stop waiting for the end of the connection.
+    /// Time to give up; after that, time to stop waiting for the connection to end.
     late: Instant,
     over: bool,
     /// Awaited step.

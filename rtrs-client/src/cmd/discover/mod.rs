@@ -52,13 +52,13 @@ pub struct DiscoverArgs {
     pub from: LinkSource,
 }
 
-/// Output of the command.
+/// The command's output.
 #[derive(Debug, Serialize)]
 struct Servers {
     servers: Vec<Server>,
 }
 
-/// Server with its exports, or the reason why there are none.
+/// A server with its exports, or the reason why there are none.
 #[derive(Debug, Serialize)]
 struct Server {
     path: String,
@@ -74,11 +74,11 @@ struct Export {
     read_only: bool,
     /// Whether another session has the export open for writing.
     in_use: bool,
-    /// Identity in the form of `attach --identity`; None if the server reports neither ID.
+    /// Identity in the format of `attach --identity`; None if the server reports neither ID.
     identity: Option<String>,
 }
 
-/// Lists the exports. The error is [`ErrorKind::Path`] when a server gave no list.
+/// Lists the exports. The error is [`ErrorKind::Path`] if a server returned no list.
 pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error> {
     let links = args.from.links(&args.targets, global)?;
     let servers = at_once(&links, AT_ONCE, |link| {
@@ -106,7 +106,7 @@ pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error>
     Err(Error::new(ErrorKind::Path, last.clone()))
 }
 
-/// Returns the size in bytes of an export that the server lists; None if it does not list it.
+/// Returns the size in bytes of an export that the server lists; None if it is not listed.
 pub(super) fn listed_size(
     name: &str,
     portal: &Portal,

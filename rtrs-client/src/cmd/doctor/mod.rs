@@ -80,7 +80,7 @@ impl Step {
     }
 }
 
-/// Steps so far. In text output, each is shown once it is completed.
+/// Steps so far. In text output, each is shown on completion.
 struct Findings {
     steps: Vec<Step>,
     output: Output,
@@ -100,7 +100,7 @@ impl Findings {
     }
 }
 
-/// Checks the paths. The error is [`ErrorKind::Path`] when a step failed.
+/// Checks the paths. The error is [`ErrorKind::Path`] if a step failed.
 pub(super) fn run(args: &DoctorArgs, global: &GlobalArgs) -> Result<(), Error> {
     let links = args.from.links(&args.target, global)?;
     let mut checked = Vec::new();
@@ -144,7 +144,7 @@ pub(super) fn run(args: &DoctorArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
-/// Formats the last line about a path.
+/// Formats the summary line for a path.
 fn verdict(portal: &Portal, findings: &Findings) -> String {
     match (findings.count(Verdict::Fail), findings.count(Verdict::Warn)) {
         (0, 0) => format!("{portal} is OK\n"),

@@ -1,4 +1,4 @@
-//! Route of packets to an address, as reported by the kernel over netlink (`RTM_GETROUTE`,
+//! The route of packets to an address, as reported by the kernel over netlink (`RTM_GETROUTE`,
 //! `RTM_GETLINK`). The answer is available when `send` returns, so nothing here waits.
 
 use std::io;
@@ -11,9 +11,9 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-/// Buffer size; an interface with all its attributes fits.
+/// Buffer size: large enough for an interface with all its attributes.
 const ANSWER_MAX: usize = 64 * 1024;
-/// Maximum number of messages: an answer, its acknowledgment, and spare ones.
+/// Maximum number of messages: an answer, its acknowledgment, and some to spare.
 const ANSWERS_MAX: usize = 8;
 
 /// Route to a peer.
@@ -21,7 +21,7 @@ const ANSWERS_MAX: usize = 8;
 pub(super) struct Route {
     /// Source address of packets.
     pub(super) source: Option<IpAddr>,
-    /// Next hop; None when the peer is on the link.
+    /// Next hop; None if the peer is on the link.
     pub(super) gateway: Option<IpAddr>,
     /// Outgoing interface.
     pub(super) interface: String,
@@ -91,10 +91,10 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the route to `remote`, from `local` if that is given. The port has no effect.
+/// Returns the route to `remote`, from `local` if given. The port has no effect.
 ///
 /// # Errors
-/// Fails with the kernel's error, such as ENETUNREACH when there is no route.
+/// Fails with the kernel's error, such as ENETUNREACH if there is no route.
 pub(super) fn route(local: Option<IpAddr>, remote: net::SocketAddr) -> io::Result<Route> {
     let to = remote.ip();
     let mut kernel = RouteSocket::new()?;

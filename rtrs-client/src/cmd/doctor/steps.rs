@@ -31,19 +31,19 @@ const STEPS: [&str; 10] =
 /// Finding for an open port whose service does not speak RTRS.
 const NOT_RTRS: &str = "the port is open but does not speak RTRS; check that rtrs-server runs \
                         there, and is neither stopped nor hung";
-/// Number of rounds of the ping.
+/// Number of ping rounds.
 const ROUNDS: u64 = 20;
 /// Duration of the bandwidth measurement in each direction.
 const FLOW_TIME: Duration = Duration::from_millis(500);
 const FLOW_SIZE: u32 = 65536;
-/// Maximum number of bytes that the headers of RoCE take from an Ethernet MTU (`iboe_get_mtu`).
+/// Maximum number of bytes that RoCE headers take from an Ethernet MTU (`iboe_get_mtu`).
 const ROCE_HEADERS: u32 = 96;
 
 /// Server under test.
 struct Target<'a> {
     portal: &'a Portal,
     tls: &'a TlsSources,
-    /// First address of the portal that answers.
+    /// First of the portal's addresses that answers.
     remote: SocketAddr,
     /// Time limit for each step.
     timeout: Duration,
@@ -76,8 +76,8 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// Judges what the session has seen of its virtual machine. None if the volume is not served to a
-/// virtual machine.
+/// Judges what the session has seen of its virtual machine. Returns None if the volume is not
+/// served to a virtual machine.
 pub(super) fn guest(status: &Status) -> Option<Step> {
     let step = |verdict, found: &str, remedy: Option<&str>| {
         let remedy = remedy.map(str::to_owned);
@@ -156,7 +156,7 @@ fn try_walk(
 
 /// Opens a provider for the connection, or returns the failed step.
 fn open_link(portal: &Portal, tls: &TlsSources, timeout: Duration) -> Result<Link, Step> {
-    // Tested separately first, because the error of this call contains the remedy.
+    // Tested separately first, because the error from this call contains the remedy.
     if let Err(error) = Ring::new(1) {
         return Err(bad(6, Verdict::Fail, "cannot set up io_uring", error.to_string()));
     }
@@ -378,7 +378,7 @@ fn run_ping(
     Ok((client, watch))
 }
 
-/// Performs connect, ping and bandwidth. Returns the step that failed.
+/// Performs the connect, ping and bandwidth steps. Returns the step that failed.
 fn ping(
     target: &Target<'_>,
     link: &mut Link,
@@ -443,7 +443,7 @@ fn judge_connect(target: &Target<'_>, watch: &Silent) -> Result<Step, Step> {
     })
 }
 
-/// Returns the finding for a server that answers connects, but no pings.
+/// Returns the finding for a server that answers connects but not pings.
 fn missing_ping(watch: &Silent) -> Option<Step> {
     let (_, failure) = watch.tally.failures.first().filter(|_| watch.connected.is_none())?;
     let (found, remedy) = match failure {

@@ -14,7 +14,7 @@ use crate::path::state::PathState;
 
 /// Maximum time for closing a path's connections, beyond the time allowed for its requests.
 const CLOSE_MAX: Duration = Duration::from_secs(15);
-/// Time for a path to connect before the command gives up.
+/// Maximum time for a path to connect before the command gives up.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of failed attempts during a reconnect: the server refuses the new path until it
 /// has released the old one.
@@ -31,14 +31,14 @@ pub(crate) enum Goal {
     Reconnected,
 }
 
-/// Change of a path.
+/// Change to a path.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) goal: Goal,
     /// Name of the path, as in listings.
     pub(crate) path: String,
     pub(crate) request: Request,
-    /// Time allowed for the path's requests in flight.
+    /// Time allowed for the path's requests in flight to finish.
     pub(crate) within_ms: u64,
 }
 

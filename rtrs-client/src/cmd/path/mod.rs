@@ -1,5 +1,5 @@
-//! `path`: lists the paths of an attached session, or changes one and waits until the change is
-//! done.
+//! `path`: lists the paths of an attached session, or changes one and waits for the change to
+//! complete.
 
 pub(super) mod change;
 
@@ -112,7 +112,7 @@ impl PathCommand {
         }
     }
 
-    /// Returns the requested change; None for a command without one.
+    /// Returns the requested change; None for a command that changes nothing.
     fn step(&self) -> Result<Option<Step>, Error> {
         let (goal, args) = match self {
             Self::List(_) | Self::Switch(_) => return Ok(None),

@@ -27,7 +27,7 @@ use super::text::progress;
 use crate::cmd::discover::listing::{AskError, prove};
 use crate::error::{Error, ErrorKind, system};
 
-/// Interval of the progress updates of a long run.
+/// Interval between progress updates of a long run.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Describes why the authentication that precedes the pings failed.
@@ -42,8 +42,8 @@ fn describe_unproved(portal: &str, why: &AskError) -> String {
     format!("cannot ping {portal}: authentication failed: {why}{hint}")
 }
 
-/// Runs the pings. The error is [`ErrorKind::Path`] if the server cannot be reached or anything was
-/// lost.
+/// Runs the pings. The error is [`ErrorKind::Path`] if the server cannot be reached or if anything
+/// was lost.
 pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     let plan = &PingPlan::new(args, global)?;
     let portal = &plan.portal;
@@ -145,7 +145,7 @@ impl<'a> Shown<'a> {
             && !self.plan.args.quiet
             && write_text(text).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
         {
-            // The reader of the output has stopped, as `head` does.
+            // The reader of the output has gone away, as `head` does.
             self.stop.send(());
         }
     }

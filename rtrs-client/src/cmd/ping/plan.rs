@@ -1,6 +1,6 @@
 //! Arguments of `ping`, and the plan made from them.
 //!
-//! This module owns [`PingArgs`] and [`PingPlan`].
+//! Defines [`PingArgs`] and [`PingPlan`].
 
 use std::net::IpAddr;
 
@@ -155,7 +155,7 @@ pub(in crate::cmd) struct PingPlan {
     pub source: Option<IpAddr>,
     /// Parameters, as sent to the server.
     pub hello: PingHello,
-    /// Rounds or operations of each queue pair; 0 is endless.
+    /// Number of rounds or operations per queue pair; 0 means no limit.
     pub count: u64,
     /// Time between rounds.
     pub interval: Duration,
@@ -166,7 +166,7 @@ pub(in crate::cmd) struct PingPlan {
 }
 
 impl PingPlan {
-    /// Whether each round has its own line.
+    /// Whether a line is printed for each round.
     pub(crate) fn prints_rounds(&self) -> bool {
         !self.args.quiet && (self.args.verbose || self.hello.mode == PingMode::PingPong)
     }

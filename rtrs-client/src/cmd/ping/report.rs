@@ -1,4 +1,4 @@
-//! Output of a ping: a line per round in the style of ping(8), and the final table.
+//! Ping output: a line per round in the style of ping(8), and a final table.
 
 use std::net::SocketAddr;
 
@@ -62,13 +62,13 @@ impl Tally {
         }
     }
 
-    /// Mean time of a round, if there was one.
+    /// Mean round time, if any round was measured.
     pub(crate) fn round_mean(&self) -> Option<Duration> {
         (!self.round.is_empty()).then(|| Duration::from_nanos(self.round.mean() as u64))
     }
 }
 
-/// Numbers of started and answered rounds, over all queue pairs.
+/// Numbers of rounds started and answered, across all queue pairs.
 pub(super) fn totals(clients: &[PingClient]) -> (u64, u64) {
     clients.iter().fold((0, 0), |(s, a), client| (s + client.sent(), a + client.answered()))
 }

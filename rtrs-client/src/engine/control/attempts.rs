@@ -25,7 +25,7 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Creates the schedule of a path with this number of addresses, which is due to connect now.
+    /// Creates the schedule for a path with this number of addresses; the first attempt is due now.
     pub(super) fn new(
         now: Instant,
         addresses: usize,
@@ -42,13 +42,13 @@ impl Attempts {
         self.reconnect.forget_failures();
     }
 
-    /// Replaces the addresses with this many new ones, the first of which is due now.
+    /// Replaces the addresses with this number of new ones; an attempt with the first is due now.
     pub(super) fn use_addresses(&mut self, now: Instant, addresses: usize) {
         self.until = now;
         self.reconnect.set_addresses(addresses);
     }
 
-    /// Counts an attempt that has ended. Returns whether the next one need not wait.
+    /// Counts an attempt that has ended. Returns whether the next one may start at once.
     pub(super) fn ended(&mut self) -> bool {
         self.reconnect.ended();
         self.network.take_at_once()
@@ -67,7 +67,7 @@ impl Attempts {
     }
 
     /// Acts on a network change that is due, if any. Returns Some(true) if the current attempt must
-    /// end so that a new one can start, which happens only once the device `was_open`.
+    /// end so that a new one can start; requires that the device `was_open`.
     pub(super) fn poll_network(
         &mut self,
         now: Instant,
@@ -99,7 +99,7 @@ impl Attempts {
         Some(false)
     }
 
-    /// Time at which a network change must be acted on.
+    /// Time at which to act on a network change.
     pub(super) fn network_deadline(&self) -> Option<Instant> {
         self.network.deadline()
     }

@@ -1,4 +1,4 @@
-//! Limits that the server grants a session, and the failure that ends the whole session.
+//! The limits that the server grants a session, and the failure that ends the whole session.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ impl Bounds {
         Self { config: Arc::clone(config), granted: None, failure: None, obstacle: None }
     }
 
-    /// Reason that stops every volume of the session, if any.
+    /// Reason why every volume of the session must stop, if any.
     pub(super) fn failure(&self) -> Option<&SessionFailure> {
         self.failure.as_ref()
     }
 
-    /// Failure, or else the problem found when a path last connected.
+    /// Failure or, if there is none, the problem found when a path last connected.
     pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
         self.failure().or(self.obstacle.as_ref())
     }
@@ -45,8 +45,8 @@ impl Bounds {
         }
     }
 
-    /// Adopts the server's limits and returns whether they are new. Unusable limits end a session
-    /// in which no volume `was_open`.
+    /// Adopts the limits from the server and returns whether they are new. Unusable limits end a
+    /// session in which no volume `was_open`.
     pub(super) fn grant(
         &mut self,
         granted: Granted,
@@ -91,7 +91,7 @@ impl Bounds {
         ))
     }
 
-    /// Queue depth granted by the server; 0 before that.
+    /// Queue depth granted by the server; 0 until it grants one.
     pub(super) fn queue_depth(&self) -> u16 {
         self.granted.map_or(0, |granted| granted.queue_depth)
     }

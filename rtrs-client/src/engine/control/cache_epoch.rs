@@ -1,5 +1,4 @@
-//! Cache epoch of a volume, as reported over its paths, and the epoch that is saved for the next
-//! process.
+//! A volume's cache epoch, as reported over its paths, and the epoch saved for the next process.
 
 use std::sync::Arc;
 
@@ -10,15 +9,16 @@ use crate::engine::cache_epoch::{CacheWatch, Outstanding};
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{SessionConfig, VolumeConfig};
 
-/// Delay after a failed flush until its loss counts as reported. Before that, the answer may still
-/// be on its way to the user.
+/// Delay after a failed flush until its loss is considered reported. Until then, the answer may
+/// still be on its way to the user.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 
 /// Epoch of the server's cache for one volume.
 #[derive(Debug)]
 pub(super) struct CacheEpoch {
     shards: u16,
-    /// Time from the first open during which requests accepted by an earlier process may be resent.
+    /// Time after the first open during which requests accepted by an earlier process may be
+    /// resent.
     resent_for: Duration,
     /// Epoch in which the earlier process may have left unflushed writes.
     inherited: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) struct CacheEpoch {
     watch: Option<Arc<CacheWatch>>,
     /// Epoch saved for the next process.
     kept: Option<u64>,
-    /// Time since which a different epoch has been waiting to be saved.
+    /// Time at which a different epoch began to wait to be saved.
     since: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl CacheEpoch {
             watch.inherit(now + self.resent_for);
             report(watch.observe(epoch, volatile), volatile);
         } else {
-            // Saved before anything is written: the process may die before `keep` runs.
+            // Saved before anything is written, because the process may die before `keep` runs.
             self.kept = watch.settled_epoch();
         }
         let watch = self.watch.insert(Arc::new(watch));
@@ -76,8 +76,8 @@ impl CacheEpoch {
         }
     }
 
-    /// Compares the device found by a connecting path with the last one and records a loss if the
-    /// device shrank. (A connected path learns about shrinking from the server's epoch.)
+    /// Compares the device found by a connecting path with the last one, and records a loss if the
+    /// device shrank. (A connected path learns of this from the server's epoch.)
     pub(super) fn compare(&self, last: Option<&OpenDevice>, device: &OpenDevice) {
         let shrank = last.is_some_and(|last| device.geometry.size < last.geometry.size);
         let watch = self.watch.as_ref().filter(|_| shrank);
@@ -125,7 +125,7 @@ impl CacheEpoch {
         }
     }
 
-    /// Reviews the epoch after a path has ended. `connected` holds the epoch and the start time of
+    /// Reviews the epoch after a path has ended. `connected` contains the epoch and start time of
     /// each remaining path. If no path is in the epoch that was last reported (by a late, stale
     /// answer), the epoch of the newest path applies.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {

@@ -8,7 +8,7 @@ use crate::engine::session::{PATHS_MAX, PathTarget, Tuning, VOLUMES_MAX, VolumeC
 /// Change to a running session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Add a path, under an identity that no path of the session had before.
+    /// Add a path, under an identity that no path of the session has had before.
     Add {
         /// Addresses and provider of the path.
         target: PathTarget,
@@ -33,7 +33,7 @@ pub enum Change {
         /// Export name.
         export: String,
     },
-    /// Have the volume's server give it up, so that another server takes it over.
+    /// Have the volume's server give it up, so that another server can take it over.
     SwitchVolume {
         /// Export name.
         export: String,
@@ -45,7 +45,7 @@ pub enum Change {
 pub struct Leaving {
     /// Name of the path, as in listings.
     pub path: String,
-    /// Time for the path's requests; afterwards they move to the other paths.
+    /// Time for the path's requests to finish; after that, they move to the other paths.
     pub within: Duration,
     /// Take the path out of use even if IO must then wait for another path.
     pub force: bool,
@@ -64,13 +64,13 @@ pub enum ChangeError {
     /// The session has failed.
     #[error("{0}")]
     Failed(SessionFailure),
-    /// The change was given to a shard other than the control shard.
+    /// The change was sent to a shard other than the control shard.
     #[error("only the control shard changes a session")]
     NotControl,
-    /// The session has no path of this name.
+    /// The session has no path with this name.
     #[error("no path {0}; see path list")]
     NoPath(String),
-    /// The session already has a path of this name.
+    /// The session already has a path with this name.
     #[error("path {name} already exists{}", if *.leaving { " and has not left yet" } else { "" })]
     PathExists {
         /// Name of the path.
@@ -95,7 +95,7 @@ pub enum ChangeError {
     /// All path slots are in use.
     #[error("no slot for another path")]
     NoSlot,
-    /// The path of this name has ended with its session.
+    /// The path with this name has ended with its session.
     #[error("path {0} has ended")]
     PathEnded(String),
     /// The session would have no path without this one.
@@ -113,10 +113,10 @@ pub enum ChangeError {
          another first, or use --force"
     )]
     IoWouldFail(String),
-    /// The session has no volume of this export.
+    /// The session has no volume for this export.
     #[error("the session has no volume {0}")]
     NoVolume(String),
-    /// The session already has a volume of this export.
+    /// The session already has a volume for this export.
     #[error(
         "volume {export} already exists{}",
         if *.closing { " and is still being closed" } else { "" }
@@ -136,13 +136,13 @@ pub enum ChangeError {
     /// The session would have no volume without this one.
     #[error("{0} is the last volume of the session; detach the session")]
     LastVolume(String),
-    /// The volume of this export does not move between servers.
+    /// The volume of this export cannot move between servers.
     #[error("the export of {0} has one server (see its option gateway)")]
     OneGateway(String),
     /// No server could take over the volume of this export.
     #[error("no path to another gateway of {0} is connected")]
     NoOtherGateway(String),
-    /// Another request of the control shard is in progress.
+    /// The control shard is processing another request.
     #[error("the session is busy; try again")]
     Busy,
 }

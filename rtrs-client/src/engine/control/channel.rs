@@ -47,7 +47,7 @@ pub(super) struct Channel {
     connections: Connections,
     server: ServerInfo,
     pub(super) heartbeat: HeartbeatMonitor,
-    /// Number of impossible states encountered, which are bugs of this end.
+    /// Number of impossible states encountered, which are bugs on this side.
     internal_errors: u64,
 }
 
@@ -128,7 +128,7 @@ impl Channel {
         self.connections.is(provider, qp)
     }
 
-    /// Whether a request of the control shard uses this permit.
+    /// Whether a request of the control shard is using this permit.
     pub(super) fn is_using(&self, permit: PermitId) -> bool {
         self.connections.service().is_some_and(|service| service.is_using(permit))
     }
@@ -159,12 +159,12 @@ impl Channel {
         ctx.fabrics[self.target.provider.index()].capabilities().scheme == "rdma"
     }
 
-    /// Whether the path's configured source address is among these.
+    /// Whether the path's configured source address is among `addresses`.
     pub(super) fn comes_from(&self, addresses: &[IpAddr]) -> bool {
         self.target.local.is_some_and(|local| addresses.contains(&local))
     }
 
-    /// Whether the path has a configured source address that is not among these.
+    /// Whether the path has a configured source address that is not among `addresses`.
     pub(super) fn comes_from_elsewhere(&self, addresses: &[IpAddr]) -> bool {
         self.target.local.is_some_and(|local| !addresses.contains(&local))
     }
@@ -176,7 +176,7 @@ impl Channel {
         PathEnd::Internal(what)
     }
 
-    /// Counts an impossible state of a shard, after which the shard ended its connection.
+    /// Counts an impossible state in a shard, after which the shard ended its connection.
     pub(super) fn count_internal_error(&mut self) {
         self.internal_errors += 1;
     }
@@ -207,8 +207,8 @@ impl Channel {
         Ok(self.try_post(ctx, post)?)
     }
 
-    /// Starts an attempt with connection 0. The attempt creates the session if the server has
-    /// accepted the path before.
+    /// Starts an attempt with connection 0. The attempt may also create the session if the server
+    /// has accepted the path before.
     pub(super) fn start(
         &mut self,
         claims: Claims,
@@ -238,7 +238,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Requests the next connection. Returns false when all are up.
+    /// Requests the next connection. Returns false if all are up.
     pub(super) fn connect_next(
         &mut self,
         config: &SessionConfig,
@@ -296,7 +296,7 @@ impl Channel {
         self.heartbeat.look(now, self.connections.shared().last_received(), used)
     }
 
-    /// Time at which shards last used the path.
+    /// Time at which a shard last used the path.
     pub(super) fn last_used(&self) -> Instant {
         self.connections.shared().last_used()
     }

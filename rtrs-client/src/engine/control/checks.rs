@@ -1,19 +1,19 @@
-//! Times at which the control shard checks what is due.
+//! Decides when the control shard checks what is due.
 //!
-//! A check visits every path, which is too slow for every turn under load. A check is needed when
-//! something has happened on this shard, when a deadline has passed, and for what shards record
-//! without a message: receipts, uses and the state of the cache. Such records are noticed within
-//! [`NOTICED_AFTER`] as long as the shard takes turns.
+//! A check visits every path, which is too slow to do in every turn under load. A check is needed
+//! when something has happened on this shard, when a deadline has passed, and for things that
+//! shards record without sending a message: receipts, uses and the state of the cache. Such records
+//! are noticed within [`NOTICED_AFTER`] as long as the shard takes turns.
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Minimum time between two checks for what shards have recorded.
+/// Minimum interval between checks for things that shards have recorded.
 const NOTICED_AFTER: Duration = Duration::from_millis(1);
 
 /// Extent of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Check {
-    /// Everything but opens and closes of volumes, which only events and deadlines make due.
+    /// Everything except opening and closing volumes, which only events and deadlines trigger.
     Paths,
     All,
 }
@@ -40,7 +40,7 @@ impl Checks {
         self.last = None;
     }
 
-    /// Extent of the check that a turn must make, if any.
+    /// Extent of the check that the current turn must make, if any.
     pub(super) fn due(&self, now: Instant) -> Option<Check> {
         match self.last {
             Some((_, found)) if found.first.is_none_or(|at| now < at) => {}

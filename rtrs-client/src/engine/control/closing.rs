@@ -1,7 +1,7 @@
 //! Closes volumes, and ends a session: its volumes are closed first, then every path ends.
 //!
 //! An individual volume is closed once its IO has ended. A close uses the same permit as all opens,
-//! so it waits for an open in progress. It is sent over one path; the server may then reuse the
+//! so it waits for any open in progress. It is sent over one path; the server may then reuse the
 //! volume's number. If that path dies, the close is therefore repeated only once the path is fenced
 //! off, and no other volume is opened in the meantime. A volume that no path serves any longer may
 //! still be open on the server: it is opened once more and then closed.
@@ -17,7 +17,7 @@ use crate::engine::session::CONTROL;
 /// Time limit for closes when a session ends, including the wait for their permit.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Next step of closing a volume.
+/// Next step in closing a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CloseStep {
     /// The volume is not to be closed, or a path may open it first.
@@ -34,7 +34,7 @@ pub(super) enum CloseStep {
 #[derive(Debug, Default)]
 pub(super) struct Closing {
     detaching: bool,
-    /// Time until which the end of the session waits for closes.
+    /// Time until which the session's end waits for closes.
     deadline: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl Closing {
         self.deadline = None;
     }
 
-    /// Time until which the end of the session waits for closes.
+    /// Time until which the session's end waits for closes.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -79,7 +79,7 @@ impl Closing {
         }
     }
 
-    /// Next step of closing a volume.
+    /// Next step in closing a volume.
     pub(super) fn step(&self, routes: &Routes, at: DeviceIndex) -> CloseStep {
         if !routes.volumes[at].is_to_close() || self.may_be_opened(routes, at) {
             return CloseStep::Skip;
@@ -98,7 +98,7 @@ impl Closing {
         over.map_or(CloseStep::Wait, CloseStep::Send)
     }
 
-    /// Whether no path has the closing volume open yet, but one may soon.
+    /// Whether no path has the closing volume open yet, but one may open it soon.
     fn may_be_opened(&self, routes: &Routes, at: DeviceIndex) -> bool {
         let paths = &routes.paths;
         if self.detaching || paths.iter().any(|path| path.has(at)) {

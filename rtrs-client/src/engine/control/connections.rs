@@ -1,4 +1,4 @@
-//! A path's connections: connection 0 is managed here, the others on their shards by messages.
+//! A path's connections: connection 0 is managed here, the others through messages to their shards.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct Connections {
     remote: SocketAddr,
     started: Instant,
     service: Option<ServiceConnection>,
-    /// Claims of connection 0; the claims of the others may differ only in `first_conn`.
+    /// Claims of connection 0; those of the others may differ only in `first_conn`.
     claims: Claims,
     /// Whether each connection, by number, is up or being established.
     open: Vec<bool>,
@@ -36,7 +36,7 @@ pub(super) struct Connections {
 
 impl Connections {
     /// Creates the connections of a path that has never been tried. `epoch` is the last attempt
-    /// number used in the path's slot.
+    /// number used in this path's slot.
     pub(super) fn new(
         path: PathId,
         uuid: PathUuid,
@@ -84,12 +84,12 @@ impl Connections {
         &self.shared
     }
 
-    /// Number of connections of a path.
+    /// Number of connections of the path.
     pub(super) fn count(&self) -> u16 {
         self.shards() + 1
     }
 
-    /// Number of shards with a connection, besides connection 0.
+    /// Number of shards with a connection, not counting connection 0.
     pub(super) fn shards(&self) -> u16 {
         u16::try_from(self.open.len() - 1).unwrap_or(u16::MAX)
     }
@@ -140,12 +140,12 @@ impl Connections {
         Ok(())
     }
 
-    /// Whether a shard's new connection is the one that was requested.
+    /// Whether a shard's new connection is the one that was requested last.
     pub(super) fn is_next(&self, epoch: u32, cid: ConnIndex) -> bool {
         self.epoch == epoch && self.next == cid
     }
 
-    /// Requests the next connection. Returns false when all are up, and None without connection 0.
+    /// Requests the next connection. Returns false if all are up, or None without connection 0.
     pub(super) fn connect_next(
         &mut self,
         config: &SessionConfig,
@@ -173,7 +173,7 @@ impl Connections {
         Some(true)
     }
 
-    /// Ends connection 0, immediately or in order, and makes the shards end the others.
+    /// Ends connection 0, immediately or gracefully, and makes the shards end the others.
     pub(super) fn end(&mut self, in_order: bool, ctx: &mut Ctx<'_>) {
         if let Some(service) = self.service.as_mut() {
             service.end(ctx.now, in_order, ctx.fabrics[self.provider.index()].as_mut());

@@ -7,19 +7,19 @@ use crate::engine::path_end::PathEnd;
 pub(super) struct End {
     /// Reason to show and log; None for a requested end.
     pub(super) why: Option<PathEnd>,
-    /// Whether messages that the server has already sent on other connections are processed first.
+    /// Whether messages already sent by the server on other connections are processed first.
     pub(super) in_order: bool,
 }
 
 impl End {
-    /// Returns the end of a path after a failure.
+    /// Returns the end for a path that has failed.
     pub(super) fn failed(why: impl Into<PathEnd>) -> Self {
         Self { why: Some(why.into()), in_order: false }
     }
 
-    /// Requested end.
+    /// A requested end.
     pub(super) const ASKED: Self = Self { why: None, in_order: true };
-    /// End of an attempt that a new attempt replaces.
+    /// The end of an attempt that is replaced by a new one.
     pub(super) const RESTART: Self = Self { why: None, in_order: false };
 }
 

@@ -1,6 +1,6 @@
 //! Failures that end a session or one of its volumes.
 
-/// Reason why volumes of different servers cannot share a session.
+/// Reason why volumes on different servers cannot share a session.
 pub(super) const ONE_SERVER: &str = "all volumes of a session must be on one server, and the \
                                      session is bound to another";
 
@@ -12,12 +12,12 @@ pub enum SessionFailure {
     OpenRefused {
         /// Requested export.
         export: String,
-        /// Name of the server's errno.
+        /// Name of the errno that the server returned.
         errno: String,
         /// Suggested remedy.
         hint: String,
     },
-    /// No path came up, or none opened the volume; the text gives the error of each path.
+    /// No path came up, or none opened the volume; the text contains the error of each path.
     #[error("no path to the server: {0}")]
     Unreachable(String),
     /// The server's operator evicted the session.

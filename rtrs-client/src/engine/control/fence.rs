@@ -26,7 +26,7 @@ use crate::path::state::PathState;
 /// Outcome of an attempt to fence a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fencing {
-    /// The fence cannot be requested now, or has been requested already.
+    /// The fence cannot be requested now, or has already been requested.
     Waits,
     /// The fence was requested.
     Asked,
@@ -36,7 +36,7 @@ pub(super) enum Fencing {
     End(PathId, PathEnd),
 }
 
-/// Abandons a fence request whose path has failed or did not answer in time. In the latter case,
+/// Abandons a fence request whose path has failed or has not answered in time. In the latter case,
 /// returns the path, which must end.
 pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<PathId> {
     let (over, until) = paths[path].volumes.fence.asked()?;
@@ -48,7 +48,7 @@ pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<Pa
     connected.then_some(over)
 }
 
-/// Requests the fence of a path over any other connected path, with this permit.
+/// Requests a fence for a path over any other connected path, using this permit.
 pub(super) fn ask(
     paths: &mut Paths,
     path: PathId,
@@ -151,9 +151,9 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
     paths[lost].volumes.fence.refuse(by);
 }
 
-/// Whether a connected path that waits for fences may carry IO. Its own requests to other servers
-/// must no longer have any effect, and no other path to its server may await a fence, unless the
-/// server does not support fences.
+/// Whether a connected path that is waiting for fences may carry IO. Its own requests to other
+/// servers must no longer have any effect, and no other path to its server may await a fence,
+/// unless the server does not support fences.
 pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     let fences = || paths[path].channel.fences() && !rtrs_core::mutated!(UpBeforeFence);
     let server = paths[path].channel.server();
@@ -182,8 +182,8 @@ pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
     paths.iter().map(asked).fold(None, earliest)
 }
 
-/// Releases connected paths that wait for no fence, and volumes that were opened over paths already
-/// carrying IO. Returns whether anything was released.
+/// Releases connected paths that are not waiting for a fence, and volumes that were opened over
+/// paths already carrying IO. Returns whether anything was released.
 pub(super) fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
     let mut any = false;
     for id in routes.paths.ids() {

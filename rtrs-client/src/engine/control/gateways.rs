@@ -1,11 +1,11 @@
 //! Volumes that move between servers: decides when a volume moves, and to which server.
 //!
-//! A server that shares an export with others reports its standing when a path opens the volume
-//! (`rtrs_core::gateway`). A path to a standby server is connected but does not serve the volume.
-//! When no path to the active server is left, a path to a standby carries MOVE, at limited
-//! intervals (`moving.rs`). The server sends CHANGED once it is active, and the path reopens the
-//! volume. From then on, requests sent to other servers no longer have any effect, so they need no
-//! fence (`fence.rs`).
+//! A server that shares an export with others reports whether it is active or a standby when a path
+//! opens the volume (`rtrs_core::gateway`). A path to a standby server is connected but does not
+//! serve the volume. When no path to the active server is left, MOVE is sent over a path to a
+//! standby, at limited intervals (`moving.rs`). The server sends CHANGED once it is active, and the
+//! path reopens the volume. From then on, requests sent to other servers no longer have any effect,
+//! so they need no fence (`fence.rs`).
 //!
 //! Two servers may both claim to be active until one learns that it is not. The higher term wins.
 
@@ -25,7 +25,7 @@ use crate::path::state::PathState;
 /// a path may come back.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// Request asking a server to take over a volume, or to give it up.
+/// A request to a server to take over a volume, or to give it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Takeover {
     pub(super) path: PathId,
@@ -65,7 +65,7 @@ pub(super) fn next_takeover(routes: &mut Routes, now: Instant) -> Option<Takeove
     }
     let is_due = |volume: &&Volume| due(volume, &routes.paths).is_some_and(|at| now >= at);
     let volume = routes.volumes.iter().find(is_due)?;
-    // An event ends each of these conditions.
+    // Each of these conditions ends with an event.
     let path = choose(volume, &routes.paths).filter(|_| routes.may_ask())?;
     let (volume, export) = (volume.index(), volume.export());
     let name = routes.paths[path].channel.name();
@@ -74,8 +74,7 @@ pub(super) fn next_takeover(routes: &mut Routes, now: Instant) -> Option<Takeove
     Some(Takeover { path, volume })
 }
 
-/// Time at which a server must next be asked; None while no server may be asked. An event ends that
-/// state.
+/// Time at which a server must next be asked; None if no server may be asked until an event occurs.
 pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
     let volumes = routes.volumes.iter().filter(|_| routes.may_ask());
     let due = volumes.filter_map(|volume| {

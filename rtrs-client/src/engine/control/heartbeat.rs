@@ -18,7 +18,7 @@ pub(crate) struct HeartbeatCount {
     pub missed: u64,
 }
 
-/// Result of a check of the heartbeats.
+/// Result of a heartbeat check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     /// Nothing is due.
@@ -38,7 +38,7 @@ pub(super) struct Silence {
     pub(super) asked: Duration,
     /// Whether the path has missed the maximum number of periods.
     pub(super) dead: bool,
-    /// Whether the path has missed the maximum that applies when a different path confirms that the
+    /// Whether the path has missed the maximum that applies when another path confirms that the
     /// server is running.
     pub(super) dead_if_confirmed: bool,
 }
@@ -51,8 +51,7 @@ pub(super) struct HeartbeatMonitor {
     beat: Option<(Heartbeat, HeartbeatSettings)>,
     /// Time of the last receipt that the monitor knows about.
     seen: Instant,
-    /// Time at which a different path confirmed that the server was running while this path was
-    /// silent.
+    /// Time at which another path confirmed that the server was running while this path was silent.
     confirmed: Option<Instant>,
     /// Longest heartbeat interval that the server accepts on an idle path.
     server_idle_max: Duration,
@@ -67,8 +66,8 @@ impl HeartbeatMonitor {
     }
 
     /// Starts monitoring the path. `ours` means that the server is `rtrs-server`; `server_idle_max`
-    /// is the longest interval that the server accepts on an idle path, zero if it accepts only the
-    /// usual interval.
+    /// is the longest interval that the server accepts on an idle path, or zero if it accepts only
+    /// the usual interval.
     pub(super) fn start(&mut self, now: Instant, ours: bool, server_idle_max: Duration) {
         (self.seen, self.confirmed, self.server_idle_max) = (now, None, server_idle_max);
         let settings = self.settings[usize::from(ours)];
@@ -125,8 +124,8 @@ impl HeartbeatMonitor {
     }
 
     /// Milliseconds from the heartbeat that is being sent to the next one, if the path remains
-    /// idle, and whether that is longer than the usual interval. None for a server that accepts no
-    /// announcements.
+    /// idle, and whether that is longer than the usual interval. None for a server that does not
+    /// accept announcements.
     pub(super) fn announces(&self) -> Option<(u32, bool)> {
         let (beat, settings) = self.beat.as_ref().filter(|_| !self.server_idle_max.is_zero())?;
         let kept = rtrs_core::mutated!(IdleKept);
@@ -135,8 +134,8 @@ impl HeartbeatMonitor {
         Some((next_ms, next > settings.interval))
     }
 
-    /// Checks the heartbeats. `received` is the time of the last receipt over the path other than a
-    /// heartbeat, `used` the time when its session was last used.
+    /// Checks the heartbeats. `received` is the time when anything but a heartbeat was last
+    /// received over the path, `used` the time when its session was last used.
     pub(super) fn look(&mut self, now: Instant, received: Instant, used: Instant) -> Finding {
         let Some((beat, settings)) = self.beat.as_mut() else { return Finding::Fine };
         if received > self.seen {
@@ -168,7 +167,7 @@ impl HeartbeatMonitor {
         Finding::Silent(Silence { length, asked, dead, dead_if_confirmed })
     }
 
-    /// Requests an additional heartbeat, to find out whether the server answers. Returns false
+    /// Requests an additional heartbeat, to find out whether the server is answering. Returns false
     /// while an earlier one is unanswered.
     pub(super) fn ask(&mut self, now: Instant) -> bool {
         self.beat.as_mut().is_some_and(|(beat, _)| beat.ask(now))
@@ -180,12 +179,12 @@ impl HeartbeatMonitor {
         self.beat.as_ref().is_some_and(|(beat, _)| beat.has_answered_since(since))
     }
 
-    /// Time at which the current silence became suspicious; None without silence.
+    /// Time at which the current silence became suspicious; None if the path is not silent.
     pub(super) fn doubted_since(&self) -> Option<Instant> {
         self.beat.as_ref().and_then(|(beat, _)| beat.doubted_since())
     }
 
-    /// Records that a different path confirms that the server is running.
+    /// Records that another path confirms that the server is running.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.confirmed = Some(now);
     }

@@ -1,13 +1,13 @@
 //! Identity of a session's server and exports, and protection against a different server or disk in
 //! their place.
 //!
-//! The first path that opens a volume pins server and export. Every other path, and every
+//! The first path that opens a volume pins the server and the export. Every other path, and every
 //! reconnect, must find the same two. Otherwise a reused address or a name that resolves to several
-//! hosts could connect the session to a different disk, which answers as if nothing had happened. A
-//! server that reports no ID where one is pinned counts as a different server. The server's ID is
-//! checked before a volume is opened there, the export's ID afterwards. Kernel servers report no
-//! IDs, so only the device's geometry can be compared. The session cannot use a different server,
-//! and the volume cannot use a different export.
+//! hosts could connect the session to a different disk, which would answer as if nothing had
+//! happened. A server that reports no ID where one is pinned counts as a different server. The
+//! server's ID is checked before a volume is opened there, and the export's ID afterwards. Kernel
+//! servers report no IDs, so only the device's geometry can be compared. The session cannot use a
+//! different server, and the volume cannot use a different export.
 //!
 //! A server that reports an ID for the first time, or has a different boot ID, may be the same
 //! server after an upgrade or a restart. In that case no earlier path to it is still connected.
@@ -39,7 +39,7 @@ pub(crate) enum Mismatch {
     Export { reported: Option<ExportId>, pinned: ExportId },
     /// Export with an ID that the connected paths did not report.
     NewExport,
-    /// Device with a different size, and without an ID that proves that it is the same.
+    /// Device with a different size, and with no ID to prove that it is the same.
     Size { size: u64, had: u64 },
 }
 
@@ -118,8 +118,8 @@ impl PinnedServer {
         (is_new && !rtrs_core::mutated!(NewIdBeside)).then_some(Mismatch::NewServer)
     }
 
-    /// Records the server of an opened volume, once it has been accepted. With `moves`, an ID that
-    /// is already pinned is kept.
+    /// Records the server of an opened volume, once it has been accepted. If `moves` is set, an ID
+    /// that is already pinned is kept.
     pub(super) fn record(
         &mut self,
         reported: Option<ServerId>,
@@ -168,8 +168,8 @@ impl PinnedExport {
         self.opened_at = Some((id, process));
     }
 
-    /// Whether the last open was on this server. A server without an ID is a different one after a
-    /// restart.
+    /// Whether the last open was on this server. A server without an ID counts as a different one
+    /// after a restart.
     pub(super) fn was_open_at(&self, id: Option<ServerId>, process: ServerProcess) -> bool {
         self.opened_at.is_some_and(|(last, at)| match (last, id) {
             (Some(last), Some(id)) => last == id,
@@ -185,7 +185,7 @@ impl PinnedExport {
         Some(self.id?.compare(reported?))
     }
 
-    /// Returns why a device cannot replace the pinned one, or the one opened `last`.
+    /// Returns why a device cannot replace the pinned one or the one opened `last`.
     fn refuses(&self, last: Option<&OpenDevice>, device: &OpenDevice) -> Option<Mismatch> {
         let reported = device.export_id;
         let proven = self.compare(reported) == Some(Comparison::Same);
@@ -241,7 +241,7 @@ pub(super) struct OtherPaths {
     pub(super) serving: bool,
 }
 
-/// Returns why a device of this server cannot replace the pinned one, or the one opened `last`.
+/// Returns why a device of this server cannot replace the pinned one or the one opened `last`.
 pub(super) fn judge(
     server: ReportedServer<'_>,
     export: &PinnedExport,

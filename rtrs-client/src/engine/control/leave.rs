@@ -1,4 +1,4 @@
-//! Administrative removal of a path from use.
+//! Taking a path out of use at the operator's request.
 
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::Instant;
@@ -44,7 +44,7 @@ impl Leave {
 #[derive(Debug, Default)]
 pub(super) struct Departure {
     leave: Option<Leave>,
-    /// Permanently removed: no longer listed, and the slot may be reused.
+    /// Whether the path was permanently removed: no longer listed, and the slot may be reused.
     removed: bool,
 }
 
@@ -64,17 +64,17 @@ impl Departure {
         self.leave.as_ref().map(Leave::why)
     }
 
-    /// Time at which the remaining requests move to other paths, if the path is leaving.
+    /// Time at which the remaining requests are moved to other paths, if the path is leaving.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.leave.as_ref().map(|leave| leave.deadline)
     }
 
-    /// Begins or ends the leave, in place of an earlier one.
+    /// Begins or ends the leave, replacing an earlier one.
     pub(super) fn set(&mut self, leave: Option<Leave>) {
         self.leave = leave;
     }
 
-    /// Begins the leave of a path whose shards retire its requests. If a leave has already begun,
+    /// Begins the leave of a path whose requests the shards retire. If a leave has already begun,
     /// replaces only its reason and deadline, and returns true.
     pub(super) fn begin_or_replace(&mut self, leave: Leave) -> bool {
         if let Some(before) = &mut self.leave {
@@ -85,7 +85,7 @@ impl Departure {
         false
     }
 
-    /// Records that a shard has no requests of the path in flight. Returns whether the path is
+    /// Records that a shard has none of the path's requests in flight. Returns whether the path is
     /// leaving and no shard has any.
     pub(super) fn retired(&mut self, shard: CoreIndex) -> bool {
         let Some(leave) = &mut self.leave else { return false };

@@ -6,9 +6,9 @@ use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
-/// Interval before the next request to a server that was busy or perhaps not reached.
+/// Interval before the next request to a server that was busy or may not have been reached.
 const BUSY_EVERY: Duration = Duration::from_secs(1);
-/// Minimum time between two takeover requests.
+/// Minimum time between takeover requests.
 const MOVE_EVERY: Duration = Duration::from_secs(10);
 /// Time limit for the active server to step down. A server that cannot reach the store never does.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ pub(super) struct Moving {
     term: u64,
     /// Server that reported that term.
     server: Option<ServerId>,
-    /// Deadline for the serving server to step down, if it was asked to.
+    /// Deadline for the active server to step down, if it was asked to.
     leaves_by: Option<Instant>,
     /// Time since which no path has served the volume.
     lost: Option<Instant>,
@@ -68,7 +68,7 @@ impl Moving {
         Some(since.max(self.next))
     }
 
-    /// Preference among paths for the next takeover request, lowest first. Prefers a server other
+    /// Rank of a path for the next takeover request; the lowest is asked. Prefers a server other
     /// than the one that last served the volume, then a path other than the one asked last.
     pub(super) fn rank(&self, path: PathId, server: Option<ServerId>) -> (bool, bool) {
         let was_active = self.server.is_some() && server == self.server;
@@ -81,8 +81,8 @@ impl Moving {
         self.leaves_by = None;
     }
 
-    /// Records a request to the active server to give up the volume. A manual request takes effect
-    /// immediately.
+    /// Records that the active server was asked to give up the volume. A manual request takes
+    /// effect immediately.
     pub(super) fn sent_away(&mut self, now: Instant) {
         (self.next, self.leaves_by) = (now, Some(now + LEAVE_MAX));
     }
@@ -92,7 +92,7 @@ impl Moving {
         self.next = now + BUSY_EVERY;
     }
 
-    /// Handles the loss of the path of the last request, which may not have reached the server.
+    /// Handles the loss of the last request's path; the request may not have reached the server.
     pub(super) fn path_lost(&mut self, path: PathId, now: Instant) {
         if self.asked == Some(path) {
             self.next = self.next.min(now + BUSY_EVERY);

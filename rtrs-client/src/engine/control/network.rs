@@ -1,25 +1,25 @@
-//! Network changes on this host that may help: paths that are down are tried immediately.
+//! Reaction to network changes on this host: paths that are down are tried immediately.
 //!
-//! Such a change is a link that has regained its carrier, or a new address or route. Only an
-//! attempt shows whether that helps a path. So every waiting path is tried, and its backoff starts
+//! Such a change is a link regaining its carrier, or a new address or route. The only way to find
+//! out whether one helps a path is to try. So every waiting path is tried, and its backoff starts
 //! over. An attempt in progress is replaced by a new one: its packets may be lost, and TCP or RDMA
-//! CM repeat them only after seconds. Any number of changes may arrive, from a link that flaps or
-//! from links that have nothing to do with the server, so the reaction is limited:
+//! CM retransmit them only after seconds. Any number of changes may arrive, from a link that flaps
+//! or from links that have nothing to do with the server, so the reaction is limited:
 //!
-//! - Reactions of a path are `SPACING_MIN` apart, doubling each time up to `SPACING_MAX`, until
-//!   there has been no change for `QUIET`. A change that comes too early is handled later.
+//! - The spacing of a path's reactions starts at `SPACING_MIN` and doubles up to `SPACING_MAX`,
+//!   until there has been no change for `QUIET`. A change that comes too early is handled later.
 //! - An attempt runs for at least `ATTEMPT_MIN`, and the replacement of an abandoned attempt is
 //!   never abandoned itself: a server that is slow to answer is still reached.
-//! - No attempt is abandoned before the device has been open: a failed attempt may end the attach.
+//! - No attempt is abandoned until the device has been open: a failed attempt may end the attach.
 //!
 //! Paths over RDMA are excluded. Changes are reported before a device is ready to send what an
-//! attempt needs, and an abandoned attempt is answered late: on rdma_rxe of Linux 6.1, packets that
-//! cannot be sent at that time stop the management queue pair from ever receiving again, and in the
+//! attempt needs, and an abandoned attempt is answered late: with rdma_rxe in Linux 6.1, packets
+//! that cannot be sent then stop the management queue pair from ever receiving again, and in the
 //! lab (faults-links) the path never recovered. RDMA paths are tried after their regular waits.
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Minimum time between two reactions of a path to changes.
+/// Minimum time between two of a path's reactions to changes.
 pub(in crate::engine) const SPACING_MIN: Duration = Duration::from_millis(200);
 /// Upper limit of that time under continuous changes: at most about two attempts per second.
 pub(in crate::engine) const SPACING_MAX: Duration = Duration::from_millis(3200);
@@ -37,9 +37,9 @@ pub(super) struct NetworkRetry {
     last: Option<Instant>,
     /// Minimum time from that reaction to the next.
     spacing: Duration,
-    /// Epoch of the attempt that was abandoned last.
+    /// Epoch of the most recently abandoned attempt.
     given_up: Option<u32>,
-    /// Whether the next attempt starts without a wait.
+    /// Whether the next attempt starts without waiting.
     at_once: bool,
 }
 
@@ -86,7 +86,7 @@ impl NetworkRetry {
     ) -> bool {
         let old_enough = started + ATTEMPT_MIN;
         if self.given_up.is_some_and(|before| before + 1 == epoch) {
-            // This attempt runs to its end. If it fails, later waits are short.
+            // This attempt runs to completion. If it fails, later waits are short.
             return false;
         }
         if now < old_enough {

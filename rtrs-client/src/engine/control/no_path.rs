@@ -9,7 +9,7 @@ use crate::engine::session::NoPath;
 pub(crate) enum NoPathWait {
     /// IO waits until a path returns.
     Queues,
-    /// IO waits for this remaining time.
+    /// IO waits for at most this much longer.
     QueuesFor(Duration),
     /// IO fails.
     Fails,
@@ -66,7 +66,7 @@ impl NoPathClock {
         }
     }
 
-    /// Returns true once, when the deadline has passed.
+    /// Returns true once, after the deadline has passed.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         if self.deadline().is_none_or(|at| now < at) {
             return false;

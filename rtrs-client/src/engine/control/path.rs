@@ -1,4 +1,4 @@
-//! Control shard's part of one path: its state, attempts and end.
+//! The control shard's part of one path: its state, its attempts and how it ends.
 //!
 //! Decisions that depend on other paths are made elsewhere. Methods that fail return the reason why
 //! the path must end.
@@ -106,7 +106,7 @@ impl Path {
         self.channel.connections().epoch()
     }
 
-    /// Whether silence proves nothing: a kernel server answers no heartbeat while it opens or
+    /// Whether silence proves nothing: a kernel server answers no heartbeats while it opens or
     /// closes a device.
     pub(super) fn may_be_silent(&self) -> bool {
         self.volumes.terms.asked().is_some() && !self.channel.fences()
@@ -264,8 +264,8 @@ impl Path {
         }
     }
 
-    /// Opens a volume for the first time in this attempt. With `until`, repeats the open with other
-    /// access, within the time of the first request.
+    /// Opens a volume for the first time in this attempt. If `until` is set, repeats the open with
+    /// other access, within the first request's time limit.
     pub(super) fn open(
         &mut self,
         volume: &Volume,
@@ -302,7 +302,7 @@ impl Path {
     /// Whether IO to a volume can use the path.
     pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
         let carries = self.volumes.carries(volume);
-        // The end of a path ends both at the same time.
+        // Both end at the same time when the path ends.
         debug_assert!(!carries || self.is_connected(), "{:?} carries IO", self.state);
         carries
     }
@@ -316,7 +316,7 @@ impl Path {
         };
         tracing::info!(path = %self.channel.name(), "path connected");
         self.state.advance(PathState::Connected);
-        // A leaving path reconnects only to prove that none of its requests is left.
+        // A leaving path reconnects only to prove that none of its requests remain.
         if !self.is_leaving() {
             self.attempts.reconnect.connected();
             self.last_end = None;
@@ -451,7 +451,7 @@ impl Path {
         Ok(false)
     }
 
-    /// Records that a shard has no requests of the path in flight. Returns whether that was the
+    /// Records that a shard has no requests in flight on the path. Returns whether that was the
     /// last shard, so that the connections must be closed now.
     pub(super) fn retired(&mut self, epoch: u32, shard: CoreIndex) -> bool {
         let leaves = self.epoch() == epoch && self.is_connected();
@@ -462,11 +462,11 @@ impl Path {
         all
     }
 
-    /// Finishes leaving once all connections are closed. Returns whether the path left and has its
-    /// final state.
+    /// Finishes leaving once all connections are closed. Returns whether the path has left and
+    /// reached its final state.
     pub(super) fn finish_leave(&mut self, now: Instant) -> bool {
         let Some(why) = self.departure.why() else { return false };
-        // Without a fence, only a reconnect proves that none of the path's requests is left.
+        // Without a fence, only a reconnect proves that none of the path's requests remain.
         let strict = self.config.failover == Failover::Strict && !self.channel.fences();
         match why {
             Why::Reconnect => {
@@ -524,7 +524,7 @@ impl Path {
         self.channel.abort(ctx);
     }
 
-    /// Finishes the end once all connections are closed: the path ends, stays disconnected, or
+    /// Finishes ending the path once all connections are closed: it is gone, stays disconnected, or
     /// waits for its next attempt. Returns whether all its addresses have failed, so that the host
     /// should be resolved again.
     pub(super) fn finish_end(&mut self, now: Instant, detaching: bool) -> bool {

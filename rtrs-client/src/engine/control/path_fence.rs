@@ -27,18 +27,18 @@ struct Lost {
     refused_by: Option<ServerProcess>,
     /// Path over which the fence was requested, and the deadline for the answer.
     asked: Option<(PathId, Instant)>,
-    /// Whether the server has confirmed the fence while connections are still open at this end.
+    /// Whether the server has confirmed the fence while connections are still open on this side.
     answered: bool,
 }
 
-/// Tracks whether a path carries IO, waits for the fences of others, or awaits its own.
+/// Tracks whether a path carries IO, waits for other paths' fences, or awaits its own.
 #[derive(Debug, Default)]
 pub(super) struct PathFence {
-    /// Chunks of the path while it is connected and waits for the fences of other paths.
+    /// Chunks of the path while it is connected and waits for other paths' fences.
     held: Option<Arc<[RemoteMem]>>,
     /// Whether the shards were notified that they may use the path.
     carries: bool,
-    /// Volumes opened since that notification of which the shards have not been notified yet.
+    /// Volumes opened since then that the shards have not been notified of yet.
     unreported: DeviceSet,
     lost: Option<Lost>,
 }
@@ -49,13 +49,13 @@ impl PathFence {
         self.held = Some(chunks);
     }
 
-    /// Whether the path waits for the fences of others.
+    /// Whether the path waits for other paths' fences.
     pub(super) fn is_held(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Lets the path carry IO over the returned chunks. Returns None if the path already carries IO
-    /// or must not.
+    /// Lets the path carry IO over the returned chunks. Returns None if it already carries IO or
+    /// must not.
     pub(super) fn release(&mut self) -> Option<Arc<[RemoteMem]>> {
         let chunks = self.held.take()?;
         (self.carries, self.unreported) = (true, DeviceSet::default());
@@ -93,7 +93,7 @@ impl PathFence {
         self.held = None;
     }
 
-    /// Records that all requests of the path were answered, so no fence is needed.
+    /// Records that all requests on the path were answered, so no fence is needed.
     pub(super) fn drained(&mut self) {
         self.carries = false;
     }
@@ -108,7 +108,7 @@ impl PathFence {
         }
     }
 
-    /// Whether requests of the dead path may still be delivered.
+    /// Whether requests from the dead path may still be delivered.
     pub(super) fn is_awaited(&self) -> bool {
         self.lost.is_some()
     }
@@ -144,19 +144,19 @@ impl PathFence {
         }
     }
 
-    /// Number of the connect up to which the path must be fenced off, if it must be.
+    /// Number of the connect up to which the path must be fenced off, if any.
     pub(super) fn recon_cnt(&self) -> Option<u16> {
         self.lost.filter(|lost| !lost.answered).map(|lost| lost.recon_cnt)
     }
 
-    /// Records the server's confirmation while connections are still open at this end.
+    /// Records the server's confirmation while connections are still open on this side.
     pub(super) fn answered(&mut self) {
         if let Some(lost) = &mut self.lost {
             (lost.asked, lost.answered) = (None, true);
         }
     }
 
-    /// Whether only open connections at this end delay the fence.
+    /// Whether only open connections on this side delay the fence.
     pub(super) fn is_answered(&self) -> bool {
         self.lost.is_some_and(|lost| lost.answered)
     }

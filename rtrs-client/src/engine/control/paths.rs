@@ -15,8 +15,8 @@ use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::io::WrId;
 use crate::path::state::PathState;
 
-/// Time for which other paths wait for the one that asks the server to create the session. A kernel
-/// server allocates and registers all its chunks before it answers.
+/// Maximum time that other paths wait for the one that asks the server to create the session. A
+/// kernel server allocates and registers all its chunks before it answers.
 pub(in crate::engine) const OPENER_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// All paths, including removed ones until their slot is reused.
@@ -35,7 +35,7 @@ impl Paths {
         Self { rows: named.map(path).collect(), config: Arc::clone(config) }
     }
 
-    /// Applies new settings, including for paths that will be added.
+    /// Applies new settings, which also apply to paths that are added later.
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.config = Arc::clone(config);
         self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));
@@ -66,7 +66,7 @@ impl Paths {
         let free = |path: &Path| !path.is_listed() && !path.volumes.fence.is_awaited();
         let place = self.rows.iter().position(free).unwrap_or(self.rows.len());
         let id = u16::try_from(place).map(PathId).map_err(|_| ChangeError::NoSlot)?;
-        // Shards tell the attempts of a slot apart by the epoch, so it must keep growing.
+        // Shards use the epoch to tell a slot's attempts apart, so it must keep growing.
         let epoch = self.rows.get(place).map_or(0, Path::epoch);
         let path = Path::new(now, id, epoch, target, uuid, &self.config);
         match self.rows.get_mut(place) {
@@ -89,12 +89,12 @@ impl Paths {
         self.rows.iter_mut()
     }
 
-    /// Paths that listings show.
+    /// Paths that are shown in listings.
     pub(super) fn listed(&self) -> impl Iterator<Item = &Path> {
         self.iter().filter(|path| path.is_listed())
     }
 
-    /// All paths but this one.
+    /// All paths except this one.
     pub(super) fn others(&self, id: PathId) -> impl Iterator<Item = &Path> {
         self.iter().filter(move |path| path.id() != id)
     }
@@ -121,7 +121,7 @@ impl Paths {
     }
 
     /// Returns why all paths have failed, on each of their addresses, if they have. With
-    /// `is_patient`, only a mismatched server or export counts: waiting does not fix that.
+    /// `is_patient`, only a mismatched server or export counts, since waiting does not fix that.
     pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
         let another_disk = |path: &Path| path.last_end().is_some_and(PathEnd::is_mismatch);
         let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));
@@ -167,8 +167,8 @@ impl Paths {
         !self.are_known() && self.others(id).any(opens)
     }
 
-    /// Latest time at which a path's turn to open the device comes. Every path ahead has its own
-    /// timeout.
+    /// Latest time at which it is a path's turn to open the device: every path ahead of it has its
+    /// own timeout.
     pub(super) fn turn_until(&self, now: Instant) -> Instant {
         let turns = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
         now + STEP_TIMEOUT * turns

@@ -1,14 +1,14 @@
-//! Repeated opens of a volume on a connected path, after the server reports a change.
+//! Reopens a volume on a connected path after the server reports a change.
 //!
 //! A server may send any number of notifications. Each path opens at most once per [`PAUSE`], and
 //! remembers only that an open is due.
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Minimum time between two opens of a connected path.
+/// Minimum time between two opens on a connected path.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Pending repeated open of a volume.
+/// A volume's pending reopen.
 #[derive(Debug, Default)]
 pub(super) struct Reopen {
     /// Time of the next open.
@@ -20,7 +20,7 @@ pub(super) struct Reopen {
 }
 
 impl Reopen {
-    /// Records a change of the device.
+    /// Records a change to the device.
     pub(super) fn changed(&mut self, now: Instant) {
         self.due.get_or_insert_with(|| now.max(self.not_before));
     }

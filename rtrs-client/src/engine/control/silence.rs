@@ -1,15 +1,15 @@
-//! Decision on whether a silent path is dead.
+//! Decides whether a silent path is dead.
 //!
 //! The client sends heartbeats to `rtrs-server` earlier than to kernel servers, and ends its paths
 //! sooner, to detect dead links. It must not mistake a server that is starved of CPU for a dead
-//! link. Two tests distinguish the two. First, if the provider knows that the peer's system
-//! acknowledges everything sent, the link works and the server process is slow, so the server gets
-//! as much time as a kernel server. Second, the other paths show whether the server is running:
-//! when one path is silent for a period after its heartbeat, the others send one too. `rtrs-server`
-//! answers the heartbeats of all paths on one shard. If it has answered such a later heartbeat and
-//! the silent path receives nothing for another period, the server is running and the path is dead,
-//! even if the peer's system still acknowledges. A period in which this process polled late does
-//! not count (`Heartbeat`).
+//! link. Two tests tell the two apart. First, if the provider knows that the peer's system
+//! acknowledges everything sent, the link works and the server process is slow, so the server is
+//! given as much time as a kernel server. Second, the other paths show whether the server is
+//! running: when one path is silent for a period after its heartbeat, the others send one too.
+//! `rtrs-server` answers the heartbeats of all paths on one shard. If it has answered such a later
+//! heartbeat and the silent path receives nothing for another period, the server is running and the
+//! path is dead, even if the peer's system still acknowledges. A period in which this process
+//! polled late does not count (`Heartbeat`).
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -47,8 +47,8 @@ pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<boo
     Err(others.filter_map(|path| path.channel.heartbeat.ask(now).then_some(path.id())).collect())
 }
 
-/// Returns the reason to end a silent path, if there is one. If the link works, the server is slow,
-/// and the silence may last for `patience`.
+/// Returns the reason to end a silent path, if any. If the link works but the server is slow, the
+/// silence may last for `patience`.
 pub(super) fn judge(
     path: &Path,
     silence: Silence,

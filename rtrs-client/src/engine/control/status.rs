@@ -1,4 +1,4 @@
-//! Paths and volumes of a session, as listings show them.
+//! Paths and volumes of a session, as shown in listings.
 
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::PathId;
@@ -26,7 +26,7 @@ pub struct VolumeStatus {
     pub failed: bool,
     /// Reason for the failure, or the problem found when the volume was last tried.
     pub obstacle: Option<SessionFailure>,
-    /// Treatment of IO while no path carries it.
+    /// Handling of IO while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
     /// Identity that the volume is pinned to.
     pub(crate) identity: Option<Identity>,
@@ -62,7 +62,7 @@ impl PathErrors {
     }
 }
 
-/// Status of a path, as listings show it.
+/// Status of a path, as shown in listings.
 #[derive(Clone, Debug)]
 pub struct PathStatus {
     /// Slot of the path in the session's tables.
@@ -87,14 +87,14 @@ pub struct PathStatus {
     pub(crate) ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
     pub(crate) heartbeat_us: Option<u64>,
-    /// Longest silence after which the path still counts as alive; absent while the path is not
+    /// Longest silence after which the path is still considered alive; absent while the path is not
     /// connected.
     pub(crate) silence_max_ms: Option<u64>,
     /// Heartbeats sent by this end.
     pub(crate) heartbeats: HeartbeatCount,
-    /// Number of impossible states encountered, which are bugs of this end.
+    /// Number of impossible states encountered, which are bugs at this end.
     pub(crate) internal_errors: u64,
-    /// Reason for the last end of the path, unless it is connected.
+    /// Reason why the path last ended, unless it is connected.
     pub(crate) last_end: Option<PathEnd>,
     /// Errors of the path since it was added.
     pub(crate) errors: PathErrors,
@@ -116,7 +116,7 @@ impl PathStatus {
         self.state.to_string()
     }
 
-    /// Reason for the last end of the path, unless it is connected.
+    /// Reason why the path last ended, unless it is connected.
     pub fn last_error(&self) -> Option<String> {
         self.last_end.as_ref().map(ToString::to_string)
     }

@@ -1,4 +1,4 @@
-//! Read access to the state of a session, for listings and decisions outside the engine.
+//! Read access to a session's state, for listings and decisions outside the engine.
 
 use rtrs_core::identity::Identity;
 use rtrs_core::time::Instant;
@@ -44,33 +44,33 @@ impl<'a> SessionView<'a> {
         self.detaching && self.paths.iter().all(|path| path.state() == PathState::Gone)
     }
 
-    /// Whether the session has a volume of this export, or is closing it.
+    /// Whether the session has a volume for this export, or is closing one.
     pub(crate) fn has_volume(self, export: &str) -> bool {
         self.volumes.iter().any(|volume| volume.export() == export)
     }
 
-    /// Failure of a volume, if any.
+    /// The volume's failure, if any.
     pub(crate) fn volume_failure(self, volume: DeviceIndex) -> Option<&'a SessionFailure> {
         self.bounds.failure().or_else(|| self.volumes.get(volume)?.failure())
     }
 
-    /// Identity that a volume is pinned to, if any.
+    /// The identity to which a volume is pinned, if any.
     pub(crate) fn pinned_identity(self, volume: DeviceIndex) -> Option<Identity> {
         let identity = self.volumes.identity(volume, self.server);
         Some(identity).filter(|identity| !identity.is_unknown())
     }
 
-    /// Whether the content of a volume's export is lost when its server's process ends.
+    /// Whether the content of a volume's export is lost when the server process exits.
     pub(crate) fn is_memory(self, volume: DeviceIndex) -> bool {
         self.volumes.get(volume).is_some_and(Volume::is_memory)
     }
 
-    /// Epoch of the server's cache, saved for the process that takes over if this process dies.
+    /// The server's cache epoch, saved for the process that takes over if this process dies.
     pub(crate) fn saved_epoch(self, volume: DeviceIndex) -> Option<u64> {
         self.volumes.get(volume)?.cache.kept()
     }
 
-    /// Acknowledged writes of a volume that await a flush or the report of their loss.
+    /// Acknowledged writes to a volume that await a flush or a report of their loss.
     pub(crate) fn outstanding(self, volume: DeviceIndex) -> Option<Outstanding> {
         Some(self.volumes.get(volume)?.cache.outstanding())
     }
@@ -83,7 +83,7 @@ impl<'a> SessionView<'a> {
                 device: volume.index(),
                 export: volume.export().to_owned(),
                 used: volume.is_used(),
-                // An open that was sent before the volume failed may still be answered.
+                // An open sent before the volume failed may still be answered.
                 open: volume.is_open() && !failed,
                 failed,
                 obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
@@ -96,7 +96,7 @@ impl<'a> SessionView<'a> {
         self.volumes.iter().map(status).collect()
     }
 
-    /// Reasons why paths do not serve a volume, by the path's name.
+    /// Reasons why paths do not serve a volume, by path name.
     fn refusals(self, volume: DeviceIndex) -> Vec<(String, PathEnd)> {
         let refusal = |path: &Path| {
             Some((path.channel.name().to_owned(), path.volumes.terms.refusal(volume)?.clone()))

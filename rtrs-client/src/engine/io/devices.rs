@@ -1,8 +1,8 @@
 //! Addition and removal of devices while the session runs, and device reports.
 //!
 //! A device that is being removed accepts no IO. Its requests on the server stay here, with their
-//! permits and memory, until the server has answered or can no longer start them. Then the number
-//! of the device is free, and the control shard is notified.
+//! permits and memory, until the server has answered or can no longer start them. The device's
+//! number is then free, and the control shard is notified.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use super::slow_requests::SlowReport;
 use crate::engine::device_set::DeviceIndex;
 use crate::stats::DeviceStats;
 
-/// Devices to include in a report. Their statistics are large: copying those of many volumes delays
-/// the shard's IO.
+/// Devices to include in a report. Device statistics are large: copying those of many volumes
+/// delays the shard's IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reported {
     All,
@@ -37,15 +37,15 @@ pub(crate) struct DeviceReport {
     pub(crate) oldest: Option<OldestIo>,
     /// Requests that the server does not answer although their path is alive.
     pub(crate) slow_requests: SlowReport,
-    /// Number of times that the server may have lost acknowledged writes, over all shards.
+    /// Number of times that the server may have lost acknowledged writes, across all shards.
     pub(crate) cache_losses: u64,
-    /// Number of flushes that succeeded but reported such a loss, over all shards.
+    /// Number of flushes that failed only to report such a loss, across all shards.
     pub(crate) failed_flushes: u64,
     pub(crate) failures: Failures,
 }
 
 impl Ios {
-    /// Adds a device that has not been open yet.
+    /// Adds a device that has not been opened yet.
     pub(super) fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.devices.add(device);
         self.requests.add_device(device);

@@ -1,4 +1,4 @@
-//! Failed IOs: their number and the most recent one for `status`, and a rate-limited log line.
+//! Failed IOs: their number and the most recent one, for `status`, and a rate-limited log line.
 //!
 //! This code runs only when an IO has failed. An IO whose operation the server does not support is
 //! not counted: clients try operations to find out whether they are supported.
@@ -23,19 +23,19 @@ pub(crate) struct FailedIo {
     pub(crate) op: IoOp,
     pub(crate) offset: u64,
     pub(crate) len: u32,
-    /// Path whose answer or end failed the IO; None if it failed for a different reason.
+    /// Path whose answer or end made the IO fail; None if it failed for a different reason.
     pub(crate) path: Option<PathId>,
     pub(crate) at: Instant,
 }
 
 impl FailedIo {
-    /// Describes a failed IO, without the path that may have failed it.
+    /// Describes a failed IO, without the path that may have made it fail.
     pub(super) fn new(io: &Io, status: IoStatus, at: Instant) -> Self {
         Self { status, op: io.op, offset: io.offset, len: io.len, path: None, at }
     }
 }
 
-/// Failed IOs of a device on a shard, since the device was added.
+/// A device's failed IOs on a shard, since the device was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failures {
     pub(crate) count: u64,
@@ -55,7 +55,7 @@ impl Failures {
 #[derive(Debug, Default)]
 pub(super) struct FailedIos {
     devices: Vec<Device>,
-    /// Path that failed each failing IO, until the IO ends.
+    /// Path that made each failing IO fail, until the IO ends.
     paths: Vec<(IoRow, PathId)>,
     /// Names of all paths, for the log.
     path_names: Vec<String>,
@@ -89,13 +89,13 @@ impl FailedIos {
         found.map(|known| known.failures).unwrap_or_default()
     }
 
-    /// Records the path that failed an IO. Other requests of the IO may still be in flight.
+    /// Records the path that made an IO fail. Other requests of the IO may still be in flight.
     #[cold]
     pub(super) fn failed_on(&mut self, io: IoRow, path: PathId) {
         self.paths.push((io, path));
     }
 
-    /// Takes the path that failed an IO.
+    /// Takes the path that made an IO fail.
     #[cold]
     pub(super) fn take_path(&mut self, io: IoRow) -> Option<PathId> {
         let at = self.paths.iter().position(|(failed, _)| *failed == io)?;
@@ -126,7 +126,7 @@ impl FailedIos {
         );
     }
 
-    /// Logs the number of suppressed lines of errors that no longer occur.
+    /// Logs the number of suppressed lines for errors that no longer occur.
     pub(super) fn log_suppressed(&mut self, now: Instant) {
         while let Some(((device, status), left_out)) = self.lines.overdue(now) {
             let known = self.devices.iter().find(|known| known.device == device);
@@ -136,7 +136,7 @@ impl FailedIos {
         }
     }
 
-    /// Time at which suppressed lines must be logged.
+    /// Time at which the number of suppressed lines must be logged.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.lines.deadline()
     }

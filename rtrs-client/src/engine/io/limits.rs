@@ -1,4 +1,4 @@
-//! Time limits on the IO of a shard, from the settings of its session.
+//! Time limits on the IO of a shard, taken from its session's settings.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use crate::engine::session::{Failover, HeartbeatSettings, SessionConfig, SlowIo}
 
 /// Interval between limit checks.
 pub(super) const SWEEP: Duration = Duration::from_millis(250);
-/// Minimum time allowed for a request, whatever the age of its IO.
+/// Minimum time allowed for a request, however old its IO is.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
-/// Time limits of requests, of whole IOs and of silent connections.
+/// Time limits for requests, whole IOs and silent connections.
 #[derive(Debug)]
 pub(super) struct TimeLimits {
     /// Time limit for a request on a connection that may be dead.
@@ -19,7 +19,7 @@ pub(super) struct TimeLimits {
     no_path: Option<Duration>,
     slow_io: SlowIo,
     failover: Failover,
-    /// Silence after which a connection that owes an answer is probed.
+    /// Duration of silence after which a connection that owes an answer is probed.
     pub(super) silence: Duration,
     /// Time limit for the answer to a probe.
     pub(super) probe: Duration,
@@ -52,7 +52,7 @@ impl TimeLimits {
         }
     }
 
-    /// Maximum time of a whole IO; None if it is unlimited.
+    /// Maximum time for a whole IO; None if it is unlimited.
     fn age_max(&self) -> Option<Duration> {
         self.no_path.filter(|_| self.fails_slow())
     }
@@ -67,7 +67,7 @@ impl TimeLimits {
         self.age_max().is_some_and(|max| now.since(submitted) >= max)
     }
 
-    /// Whether a request has used up its time on its connection. `submitted` is the time of its IO.
+    /// Whether a request has used up its time on its connection. `submitted` is when its IO began.
     pub(super) fn is_overdue(&self, sent: Instant, submitted: Instant, now: Instant) -> bool {
         let age = sent.since(submitted);
         // Remaining time of the whole IO, but at least `LAST_TRY`.
@@ -76,7 +76,7 @@ impl TimeLimits {
     }
 
     /// Whether a connection that carries an overdue request is alive: something was received on it
-    /// since the request was sent, and recently.
+    /// recently, and after the request was sent.
     pub(super) fn is_alive(&self, sent: Instant, heard: Instant, now: Instant) -> bool {
         heard > sent && now.since(heard) <= self.silence + self.probe + SWEEP * 2
     }
@@ -89,8 +89,8 @@ impl TimeLimits {
     }
 
     /// Whether a request whose connection has ended has waited too long for a path. A request that
-    /// awaits a fence fails only if the server does not support fences: a first copy that could
-    /// start after the error could take effect after newer writes.
+    /// awaits a fence fails only if the server does not support fences: the first copy could start
+    /// after the error is reported, and take effect after newer writes.
     pub(super) fn fails_retry(
         &self,
         request: &Request,

@@ -20,7 +20,7 @@ use crate::path::io::WrId;
 use crate::path::shard::PathShard;
 use crate::stats::ShardStats;
 
-/// This shard's connections of all paths, and the choice between them.
+/// This shard's connections on all paths, and the choice between them.
 #[derive(Debug)]
 pub(crate) struct Paths {
     shard: CoreIndex,
@@ -59,7 +59,7 @@ impl Paths {
         self.stats.add_path(path.index());
     }
 
-    /// Starts this shard's connection of a path, for these permits.
+    /// Starts this shard's connection on a path, with these permits.
     pub(super) fn connect(
         &mut self,
         start: &Connect,
@@ -107,7 +107,7 @@ impl Paths {
         self.rows.iter_mut().for_each(|path| path.leave(device));
     }
 
-    /// Deregisters memory of a device, unless other devices use it too. Nothing in flight may use
+    /// Deregisters a device's memory, unless other devices use it too. Nothing in flight may use
     /// it.
     pub(super) fn detach_region(&mut self, device: DeviceIndex, region: &Region) {
         self.forget_regions(device, |known| known.id() == region.id());
@@ -126,7 +126,7 @@ impl Paths {
     }
 
     /// Counts a request of `bytes` bytes that was sent on a path. The first request after an idle
-    /// time makes the control shard check that the server is alive.
+    /// period makes the control shard check that the server is alive.
     pub(super) fn issued(
         &mut self,
         path: PathId,
@@ -146,7 +146,7 @@ impl Paths {
     }
 
     /// Marks paths with unanswered requests as used, however long the answers take. The session may
-    /// have become idle just when a request was sent.
+    /// have become idle just as a request was sent.
     pub(super) fn note_use(&self, ctx: &mut Ctx<'_>) {
         for path in self.rows.iter().filter(|path| path.inflight() > 0) {
             if path.waits(ctx.now) {
@@ -196,7 +196,7 @@ impl Paths {
         self.slow.now()
     }
 
-    /// Ends a path to which no request can be posted.
+    /// Ends a path on which no request can be posted.
     pub(super) fn abandon(&mut self, path: PathId, ctx: &mut Ctx<'_>) {
         self.abort(path, CloseReason::Lost("no request can be posted".into()), ctx);
     }
@@ -251,7 +251,7 @@ impl Paths {
         self.chooser.policy = policy;
     }
 
-    /// Ends this shard's connection of a path immediately.
+    /// Ends this shard's connection on a path immediately.
     pub(super) fn abort(&mut self, path: PathId, why: CloseReason, ctx: &mut Ctx<'_>) {
         let path = &mut self[path];
         let provider = path.provider();
@@ -296,7 +296,7 @@ impl Paths {
 }
 
 /// Panics for a path that was never added, which is a bug in this crate: messages refer only to
-/// paths that were added before.
+/// paths already added.
 impl Index<PathId> for Paths {
     type Output = PathShard;
 

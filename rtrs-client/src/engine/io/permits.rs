@@ -1,15 +1,15 @@
 //! A shard's permits: the server's chunks that only this shard may use.
 //!
 //! The session's permits are divided into one range per shard, so no permit ever moves between
-//! shards and no lock is needed. The permit returned last is taken next: its chunk is most likely
-//! cached. A shard with enough permits reserves one for probes (`probe.rs`), so that it can prove a
-//! connection alive even while the disk behind it holds up every request.
+//! shards and no lock is needed. The most recently returned permit is taken next, because its chunk
+//! is most likely cached. A shard with enough permits reserves one for probes (`probe.rs`), so that
+//! it can prove that a connection is alive even while the disk holds up every request.
 
 use std::ops::Range;
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 
-/// Minimum number of permits for a shard to reserve one for probes.
+/// Minimum number of permits a shard must have to reserve one for probes.
 const KEEPS_FROM: usize = 4;
 
 /// Free permits of one shard.
@@ -66,9 +66,9 @@ impl Permits {
     }
 }
 
-/// Returns the range of the `queue_depth` permits that belongs to `shard` of `shards`. The first
-/// `own` are for the control shard's own requests. Every shard has at least one if enough permits
-/// are left.
+/// Returns the range of the `queue_depth` permits that belongs to shard `shard` of `shards`. The
+/// first `own` are for the control shard's own requests. Every shard gets at least one if enough
+/// permits are left.
 pub(crate) fn share(queue_depth: u16, own: u16, shards: u16, shard: CoreIndex) -> Range<u16> {
     let at = |index: u32| {
         let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(shards.max(1));

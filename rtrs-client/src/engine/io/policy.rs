@@ -3,10 +3,10 @@
 //! The policies leave out a path that is far slower than the others (`slow_path.rs`).
 //!
 //! These are the three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without
-//! three of their flaws. The in-flight count is kept under every policy. A path without a measured
-//! latency counts as the mean of the others, so that it does not always win against measured paths.
-//! Paths with equal numbers of requests take turns; otherwise the first would carry nearly all of a
-//! light load.
+//! three of their flaws. The in-flight count is maintained under every policy. A path without a
+//! measured latency counts as the mean of the others, so that it does not always win against
+//! measured paths. Paths with equal numbers of requests take turns; otherwise the first would carry
+//! nearly all of a light load.
 //!
 //! Under `min-inflight` a turn is a *run* of requests. Small requests that arrive together thus
 //! share one send, one wake-up of the server and one batch of answers, as they do on a single path.
@@ -62,7 +62,7 @@ impl Chooser {
     }
 
     /// Selects the path for the next request from `up`, which is in list order: a path that is due
-    /// for a trial request, or else the policy's choice, among the paths that are not slow if there
+    /// for a trial request, or else the policy's choice among the paths that are not slow, if there
     /// are any.
     pub(crate) fn choose(
         &mut self,
@@ -96,7 +96,7 @@ impl Chooser {
         Some(chosen)
     }
 
-    /// Counts a request with this many bytes of data that was sent over a path.
+    /// Counts a request, with this many bytes of data, that was sent over a path.
     pub(crate) fn sent(&mut self, path: PathId, bytes: u32) {
         if let Some(run) = self.run.as_mut().filter(|run| run.path == path) {
             run.requests += 1;
@@ -250,7 +250,7 @@ mod tests {
     const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency];
     const MS: Duration = Duration::from_millis(1);
 
-    /// Records answers of three paths every 20 ms for this time.
+    /// Records answers on three paths every 20 ms for this time.
     fn answers(chooser: &mut Chooser, now: &mut Instant, time: Duration, first: Duration) {
         let end = *now + time;
         while *now < end {
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Returns the number of requests that each path gets in one second with one request every
+    /// Returns the number of requests that each path is given in one second, at one request per
     /// millisecond.
     fn second(chooser: &mut Chooser, now: &mut Instant, up: &[Candidate]) -> [usize; 3] {
         let mut counts = [0; 3];

@@ -1,18 +1,18 @@
 //! Probes that test a silent connection.
 //!
 //! Heartbeats test only a path's service connection. A connection that carries IO can fail on its
-//! own: on rdma_rxe of Linux 6.1, a queue pair of the kernel server may stop sending permanently,
+//! own: with rdma_rxe in Linux 6.1, a queue pair of the kernel server may stop sending permanently,
 //! or until it has something new to send, without an error at either end (docs/PROTOCOL.md). So
 //! when requests are waiting and nothing has been received on their connection for a heartbeat
 //! period, the shard sends a request that every server answers immediately: the close of a device
-//! never opened. It uses no memory of the client and does not reach a disk. If it stays unanswered
-//! for longer than a heartbeat may, the connection is ended together with its path, well before the
-//! time limit of the requests. A slow disk does not cause this: the answer does not wait for it.
+//! never opened. It uses no client memory and reaches no disk. If it stays unanswered for longer
+//! than a heartbeat may, the connection is ended along with its path, well before the time limit of
+//! the requests. A slow disk does not cause this: the answer does not wait for it.
 //!
-//! A probe that is unanswered when its connection ends may still arrive at the server. If another
-//! request were using its permit by then, the probe would end that request's path at `rtrs-server`,
-//! and would write 12 bytes into its chunk at a kernel server. So its permit is withheld until the
-//! path is fenced off or reconnected, like the permit of a request.
+//! A probe that is still unanswered when its connection ends may still arrive at the server. If
+//! another request were using its permit by then, the probe would end that request's path on
+//! `rtrs-server`, and would write 12 bytes into its chunk on a kernel server. So its permit is
+//! withheld until the path is fenced off or reconnected, like the permit of a request.
 
 use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Duration, Instant};
@@ -60,7 +60,7 @@ pub(super) struct Probes {
 
 impl Probes {
     /// Whether a sweep due at `due` came so late that the shard cannot have run in between. In that
-    /// case nothing is checked, and a probe in flight gets its full time again. This applies a
+    /// case nothing is checked, and a probe in flight is given its full time again. This applies a
     /// limited number of times in a row.
     pub(super) fn came_late(&mut self, now: Instant, due: Instant, interval: Duration) -> bool {
         let late = now.since(due) > interval && self.late_sweeps < LATES_MAX;
@@ -81,8 +81,8 @@ impl Probes {
         self.current.map(|probe| probe.path)
     }
 
-    /// Duration of the silence if the probed path has been silent for too long. `heard` is the last
-    /// receipt from it.
+    /// Duration of the silence if the probed path has been silent for too long. `heard` is the time
+    /// of the last receipt from it.
     pub(super) fn silent_for(
         &self,
         now: Instant,

@@ -1,10 +1,10 @@
 //! IOs that a shard has accepted, and the requests that carry them.
 //!
 //! An IO is issued as one or more requests, each of which holds a permit, that is, a chunk on the
-//! server. IOs without a permit or a path wait, in order for each device (`waiting.rs`); devices
-//! share the permits. A request whose path died retains its permit: it awaits the fence of that
-//! path, and is then ready to be resent. All tables are allocated once, when the server's limits
-//! are known or a volume is added; issuing and finishing a request allocates nothing.
+//! server. IOs without a permit or a path wait, in order per device (`waiting.rs`); devices share
+//! the permits. A request whose path died retains its permit: it awaits the fence of that path, and
+//! is then ready to be resent. All tables are allocated once, when the server's limits are known or
+//! a volume is added; issuing and finishing a request allocates nothing.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ impl RequestRow {
     }
 }
 
-/// Part of an IO that one request carries.
+/// Part of an IO carried by one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IoPart {
     /// Start of the part in bytes, relative to the start of the IO.
@@ -70,12 +70,12 @@ pub(super) struct TakenIo {
     issued: u32,
     /// Number of requests in flight.
     pending: u32,
-    /// Number of losses of acknowledged writes before the first part finished, for an IO of several
-    /// parts.
+    /// For an IO of several parts, the number of losses of acknowledged writes before its first
+    /// part finished, or `PART_LOST`.
     pub(super) losses: Option<u64>,
     /// Whether the IO is queued for issue.
     queued: bool,
-    /// Whether the IO has failed to the caller; its requests may still take effect on the server.
+    /// Whether the IO was reported as failed; its requests may still take effect on the server.
     pub(super) given_up: bool,
 }
 
@@ -131,7 +131,7 @@ impl TakenIo {
         }
     }
 
-    /// Memory in several pieces to which the server has written the answer of a part.
+    /// Memory in several pieces that receives the answer to a part, if the IO has such memory.
     pub(super) fn scattered_answer(&self, part: IoPart) -> Option<MemSlice> {
         if self.memory_use() == MemoryUse::Direct {
             return None;
@@ -139,7 +139,7 @@ impl TakenIo {
         matches!(self.io.op, IoOp::Read | IoOp::Extents).then(|| self.memory(part))?
     }
 
-    /// Builds the request for a part, for a path that uses this number for the device.
+    /// Builds the request for a part, on a path that uses this number for the device.
     pub(super) fn request(&self, part: IoPart, permit: PermitId, device_id: u32) -> IoRequest {
         let IoPart { at, len } = part;
         let buf = self.memory(part);
@@ -153,7 +153,7 @@ impl TakenIo {
         self.pending > 0 || !self.is_all_issued()
     }
 
-    /// Whether each part was sent at least once.
+    /// Whether each part has been sent at least once.
     pub(super) fn is_all_issued(&self) -> bool {
         self.issued >= self.io.len.max(1)
     }
@@ -169,7 +169,7 @@ pub(super) enum Standing {
     /// Answered, but the window of the read target could not be closed. The answer does not count,
     /// and the connection ends.
     Exposed,
-    /// The connection has ended, and the path of this epoch may still deliver the request.
+    /// The connection has ended, but the path of this epoch may still deliver the request.
     AwaitingFence {
         /// Epoch in which the request was sent.
         epoch: u32,
@@ -183,13 +183,13 @@ pub(super) struct Request {
     pub(super) io: IoRow,
     pub(super) path: PathId,
     pub(super) part: IoPart,
-    /// Time at which the request was sent; later, the time of its answer or of the end of its
-    /// connection.
+    /// Time at which the request was sent; later, the time at which it was answered or its
+    /// connection ended.
     pub(super) sent: Instant,
     pub(super) standing: Standing,
-    /// Position in the order of first sends; increases from request to request.
+    /// Position in the order in which requests were first sent; increases with each request.
     pub(super) turn: u64,
-    /// Number of times the request was sent.
+    /// Number of times the request has been sent.
     pub(super) tries: u16,
     /// Whether the answer is taking longer than the IO timeout on a path that is alive.
     pub(super) slow: bool,
@@ -258,7 +258,7 @@ impl Requests {
         self.permits.has_any()
     }
 
-    /// Whether a device may have one more permit, if one is free.
+    /// Whether a device may take one more permit, if one is free.
     pub(super) fn may_take_permit(&self, device: DeviceIndex) -> bool {
         self.shares.may_take(device.index())
     }
@@ -295,7 +295,7 @@ impl Requests {
         IoRow(row)
     }
 
-    /// IO of a row. Panics if there is none, which is a bug in this crate.
+    /// IO of a row. Panics if there is none, which would be a bug in this crate.
     pub(super) fn io(&self, row: IoRow) -> &TakenIo {
         self.ios[row.0 as usize].as_ref().unwrap_or_else(|| panic!("no IO in {row:?}"))
     }
@@ -305,7 +305,7 @@ impl Requests {
         self.ios[row.0 as usize].as_mut().unwrap_or_else(|| panic!("no IO in {row:?}"))
     }
 
-    /// Request of a row. Panics if there is none, which is a bug in this crate.
+    /// Request of a row. Panics if there is none, which would be a bug in this crate.
     pub(super) fn request(&self, row: RequestRow) -> &Request {
         self.rows[row.index()].as_ref().unwrap_or_else(|| panic!("no request in {row:?}"))
     }
@@ -340,7 +340,7 @@ impl Requests {
         self.waiting.len() > self.permits.for_requests()
     }
 
-    /// Device whose IO is issued next, of those that are not blocked.
+    /// Device whose IO is issued next, among those that are not blocked.
     pub(super) fn next_device(&self, blocked: DeviceSet) -> Option<DeviceIndex> {
         self.waiting.next(blocked)
     }
@@ -421,7 +421,7 @@ impl Requests {
         request
     }
 
-    /// Stops issuing parts of an IO: it fails with this error when its requests have ended.
+    /// Stops issuing parts of an IO: it fails with this error once its requests have ended.
     pub(super) fn fail(&mut self, row: IoRow, status: IoStatus) {
         self.io_mut(row).status = status;
         self.unqueue(row);
@@ -471,7 +471,7 @@ impl Requests {
         self.rows.iter().flatten().count()
     }
 
-    /// Panics when the tables are inconsistent; `others` permits are held by no request.
+    /// Panics if the tables are inconsistent; `others` permits are in use, but not by requests.
     pub(super) fn check(&self, others: usize) {
         let held = self.permits_held();
         assert_eq!(held + others + self.permits.available(), self.rows.len(), "every permit");
@@ -494,8 +494,8 @@ impl Requests {
     }
 }
 
-/// Length of the next request of `left` bytes when one carries at most `most`. Parts are equal, so
-/// that an IO just over the limit does not end in a tiny request.
+/// Length of the next request when `left` bytes remain and one carries at most `most`. Parts have
+/// equal lengths, so that an IO just over the limit does not end in a tiny request.
 fn part_len(left: u32, most: u32, block: u32) -> u32 {
     let block = block.max(1);
     if left <= most {

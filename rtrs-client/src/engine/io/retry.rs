@@ -1,11 +1,11 @@
 //! Requests whose path died before their answer arrived, and the order in which they are resent.
 //!
 //! Such a request keeps its permit. It *awaits the fence* once its connection is closed on this
-//! shard, so that it can no longer touch local memory. It is *ready* once the control shard reports
-//! that the dead path is fenced off (`control/fence.rs`), so that nothing the path sent can start
-//! on the server any longer. Only then is it resent, on the path that the policy selects and under
-//! the same permit, so that a server still executing the first copy makes the second wait. Ready
-//! requests are sent before new ones, in the order in which they were first sent.
+//! shard, so that it can no longer access local memory. It is *ready* once the control shard
+//! reports that the dead path is fenced off (`control/fence.rs`), so that nothing sent on the path
+//! can still start on the server. Only then is it resent, on the path that the policy selects and
+//! under the same permit, so that a server still executing the first copy makes the second wait.
+//! Ready requests are sent before new ones, in the order in which they were first sent.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Duration;
@@ -26,7 +26,7 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    /// Grows the table for another path.
+    /// Grows the table to hold this number of paths.
     pub(super) fn add_path(&mut self, paths: usize) {
         self.fenced.resize(paths.max(self.fenced.len()), 0);
     }
@@ -42,18 +42,18 @@ impl Retries {
         *known = epoch.max(*known);
     }
 
-    /// Queues a ready request that was first sent in this turn.
+    /// Queues a ready request by `turn`, which reflects when it was first sent.
     pub(super) fn push(&mut self, turn: u64, row: RequestRow) {
         let place = self.queue.partition_point(|(other, _)| *other < turn);
         self.queue.insert(place, (turn, row));
     }
 
-    /// Request at a position of the queue.
+    /// Request at a position in the queue.
     pub(super) fn get(&self, place: usize) -> Option<RequestRow> {
         self.queue.get(place).map(|(_, row)| *row)
     }
 
-    /// Removes the request at a position after it was sent or has ended.
+    /// Removes the request at a position after it has been sent or has ended.
     pub(super) fn remove_at(&mut self, place: usize) {
         self.queue.remove(place);
     }
@@ -63,7 +63,7 @@ impl Retries {
         self.queue.retain(|(_, other)| *other != row);
     }
 
-    /// Panics when the queue differs from these requests, given by turn.
+    /// Panics if the queue differs from these requests, given by turn.
     pub(super) fn check(&self, mut ready: Vec<(u64, RequestRow)>) {
         ready.sort_unstable();
         assert_eq!(self.queue, ready, "ready requests are queued once, in order");
@@ -88,6 +88,6 @@ pub(crate) enum Waits {
     Path,
     /// A free permit.
     Permit,
-    /// The end of overlapping flushes.
+    /// Overlapping flushes to end.
     Flushes,
 }

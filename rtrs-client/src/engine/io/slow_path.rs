@@ -6,18 +6,18 @@
 //! single outlier changes nothing. A path that is far slower in one window is *suspect*. A path
 //! that stays suspect for [`SLOW_TIME`], over [`SLOW_ANSWERS`] answers in [`SLOW_WINDOWS`] windows,
 //! without a better window in between, is *slow* and is no longer selected. The first answers on a
-//! connection do not count. A stall affects one window of each path; the next window clears the
+//! connection do not count. A stall affects one window per path; the next window clears the
 //! suspicion.
 //!
 //! While a path is suspect or slow, every path that the policy passes over is still given requests
-//! ([`TRY_EVERY`]), so that no verdict outlives its cause. A slow path returns after
-//! [`GOOD_WINDOWS`] windows in which it was nearly as fast as the others: it is harder for a path
-//! to return than to leave, so that paths do not flap. The last path never leaves.
+//! ([`TRY_EVERY`]), so that no path stays suspect or slow longer than its cause. A slow path
+//! returns after [`GOOD_WINDOWS`] windows in which it was nearly as fast as the others: returning
+//! is harder than leaving, so that paths do not flap. The last path never leaves.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
-/// Time for which answers are collected and then judged together.
+/// Time for which answers are collected before they are judged together.
 const WINDOW: Duration = Duration::from_millis(100);
 /// A path is far slower when its typical answer takes this many times as long as that of the best
 /// other path...
@@ -38,17 +38,17 @@ const FIRST_TIME: Duration = Duration::from_secs(1);
 /// or is below [`GOOD_NANOS`].
 const GOOD_RATIO: u64 = 2;
 const GOOD_NANOS: u64 = SLOW_NANOS / 2;
-/// Number of good windows that bring a path back; a bad one cancels two.
+/// Number of good windows after which a path returns; a bad one cancels two.
 const GOOD_WINDOWS: u32 = 4;
-/// Paths are alike when the slowest takes at most this many times as long as the fastest.
+/// Paths are alike if the slowest takes at most this many times as long as the fastest.
 const ALIKE_RATIO: u64 = 2;
-/// Minimum and maximum time between two requests that a path gets only for comparison.
+/// Minimum and maximum time between two requests sent on a path only for comparison.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
-/// Limits on such requests: one in [`TRY_SHARE`] of those in flight, and [`TRIES_MAX`] on a path.
+/// Limits on such requests: one in [`TRY_SHARE`] of those in flight, and [`TRIES_MAX`] per path.
 const TRY_SHARE: u32 = 4;
 const TRIES_MAX: u32 = 16;
-/// Maximum age of a window in comparisons, and of a suspicion without answers.
+/// Maximum age of a window used in comparisons, and of a suspicion without answers.
 const FRESH: Duration = Duration::from_secs(3);
 
 /// A connected path, as input to the path selection.
@@ -78,7 +78,7 @@ struct ClosedWindow {
 /// Measurements of a path.
 #[derive(Clone, Copy, Debug, Default)]
 struct ResponseTimes {
-    /// Answers of the open window: count, total time and maximum.
+    /// Answers in the open window: count, total time and maximum.
     answers: u32,
     total_nanos: u64,
     max_nanos: u64,
@@ -97,7 +97,7 @@ struct ResponseTimes {
     slow: bool,
     /// Number of good windows while slow.
     good: u32,
-    /// Whether the path has become slow or recovered since this flag was last read.
+    /// Whether the path has become slow or has recovered since this flag was last read.
     turned: bool,
     /// Time of the last request; kept while a path is watched.
     sent: Instant,
@@ -109,7 +109,7 @@ impl ResponseTimes {
         self.slow || self.suspicion.is_some()
     }
 
-    /// Whether the connection is too young to be judged.
+    /// Whether the connection is too new to be judged.
     fn is_new(&self, now: Instant) -> bool {
         self.seen < FIRST_ANSWERS || now.since(self.first) < FIRST_TIME
     }
@@ -161,7 +161,7 @@ impl ResponseTimes {
     }
 }
 
-/// Measurements of all paths on a shard.
+/// Measurements for all paths on a shard.
 #[derive(Debug, Default)]
 pub(crate) struct PathTimes {
     of: Vec<ResponseTimes>,
@@ -211,7 +211,7 @@ impl PathTimes {
             .min()
     }
 
-    /// Records an answer. Returns whether it ended a window; see [`Self::next_turned`] for the
+    /// Records an answer. Returns whether it ended a window; [`Self::next_turned`] returns the
     /// result.
     pub(crate) fn answered(&mut self, path: PathId, now: Instant, took: Duration) -> bool {
         let ended = now >= self.end;
@@ -272,7 +272,7 @@ impl PathTimes {
 
     /// Returns true once after a window that ended while a path was watched. Requests that
     /// alternate with slower ones (a write, a flush, a write, ...) then swap their paths; otherwise
-    /// the path that gets the slower requests would look slow.
+    /// the path that carries the slower requests would look slow.
     pub(super) fn take_shift(&mut self) -> bool {
         std::mem::take(&mut self.shift)
     }
@@ -319,7 +319,7 @@ mod tests {
         paths.iter().map(|&(path, inflight)| Candidate { path, inflight, latency_ns: 0 })
     }
 
-    /// Feeds in answers of both paths every `step` ms; returns the times at which OTHER left or
+    /// Feeds in answers from both paths every `step` ms; returns the times at which OTHER left or
     /// returned.
     fn run_every(
         times: &mut PathTimes,
@@ -348,7 +348,7 @@ mod tests {
         run_every(times, span, 20, [quick, other])
     }
 
-    /// Returns the measurements of two paths that were fast until 5 s.
+    /// Returns the measurements for two paths that were fast until 5 s.
     fn warm() -> PathTimes {
         let mut times = PathTimes::default();
         assert!(run(&mut times, 0..5000, MS, MS).is_empty());
@@ -362,11 +362,11 @@ mod tests {
         assert!(left.len() == 1 && (7000..7400).contains(&left[0]), "{left:?}");
         assert!(times.is_slow(OTHER) && !times.is_slow(QUICK));
         assert!(run(&mut times, 9000..20_000, MS, 50 * MS).is_empty(), "it stays away");
-        // The slow path gets a request every 50 ms.
+        // The slow path is sent a request every 50 ms.
         let back = run_every(&mut times, 20_000..21_000, 50, [MS, MS]);
         assert!(back.len() == 1 && (20_300..20_800).contains(&back[0]), "{back:?}");
         assert!(!times.is_slow(OTHER) && times.watched == 0);
-        // A path with only half of its windows good is not fast.
+        // A path with only half of its windows good does not count as fast.
         let mut times = warm();
         run(&mut times, 5000..9000, MS, 50 * MS);
         for round in 0..20 {
@@ -476,7 +476,7 @@ mod tests {
             run(&mut times, begin..begin + 300, MS, other);
             assert_eq!(times.are_alike(), alike, "{other:?}");
         }
-        // The last answers of a path without requests count for three seconds.
+        // The last answers on a path without requests count for three seconds.
         for (ms, alike) in [(2000, false), (5000, true)] {
             times.answered(QUICK, at(ms), MS);
             times.answered(QUICK, at(ms + 200), MS);

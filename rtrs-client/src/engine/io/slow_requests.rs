@@ -2,8 +2,8 @@
 //! path is alive.
 //!
 //! In this case the disk hangs, not the path. Closing the path would not help: the request would
-//! hang again on the next path, and all other requests of this path would have to move. So the
-//! request stays and is reported. Each shard logs one line when the first request of a path becomes
+//! hang again on the next path, and all other requests on this path would have to move. So the
+//! request is left alone and reported. Each shard logs one line when a path's first request becomes
 //! slow, and one when the last has ended.
 
 use rtrs_core::ids::PathId;
@@ -16,7 +16,7 @@ pub(super) struct Episode {
     pub(super) requests: u64,
     /// Longest duration of a slow request that has ended.
     pub(super) longest: Duration,
-    /// Number of slow requests that have not ended.
+    /// Number of slow requests that have not ended yet.
     open: usize,
 }
 
@@ -56,7 +56,7 @@ impl SlowRequests {
     }
 
     /// Records the end of a slow request of this age: it was answered, or its connection ended.
-    /// Returns the episode if no slow request of the path is left.
+    /// Returns the episode if the path has no slow requests left.
     pub(super) fn ended(&mut self, path: PathId, age: Duration) -> Option<Episode> {
         let episode = &mut self.paths[path.index()];
         episode.open -= 1;

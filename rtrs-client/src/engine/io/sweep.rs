@@ -2,8 +2,8 @@
 //!
 //! When a request is not answered within the IO timeout, either the path is dead or the disk behind
 //! it is slow. The connection that carries the request shows which: it is alive if something was
-//! received on it since the request was sent, and recently. Nothing else counts, not even a
-//! heartbeat of the path, since a connection can fail on its own (`probe.rs`). A silent connection
+//! received on it recently and since the request was sent. Nothing else counts, not even a
+//! heartbeat on the path, since a connection can fail on its own (`probe.rs`). A silent connection
 //! that owes answers is probed before its oldest request times out, so that the answer has arrived
 //! by then. If no probe can be sent, because the shard has too few permits to reserve one
 //! (`permits.rs`) and requests hold them all, silence counts as death.
@@ -53,8 +53,8 @@ impl Shard {
         any
     }
 
-    /// Checks requests that have exceeded their time. Returns whether a path was ended or an IO
-    /// failed.
+    /// Checks requests that have exceeded their time limit. Returns whether a path was ended or an
+    /// IO failed.
     fn sweep_requests(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let requests = &self.ios.requests;
         let overdue = requests.rows(|request| {
@@ -79,13 +79,13 @@ impl Shard {
     /// State of the connection of an overdue request.
     fn liveness(&self, request: &Request, now: Instant) -> Liveness {
         if matches!(request.standing, Standing::Answered(_) | Standing::Exposed) {
-            // The request no longer waits for the server.
+            // The request is no longer waiting for the server.
             return Liveness::Silent;
         }
         if self.limits.is_alive(request.sent, self.paths[request.path].heard(), now) {
             return Liveness::Alive;
         }
-        // A probe of another path soon ends either way; then this one can be probed.
+        // A probe on another path soon ends either way; this one can then be probed.
         let may_ask = self.probes.path().is_some() || self.ios.requests.has_probe_permit();
         if may_ask { Liveness::Probed } else { Liveness::Silent }
     }
@@ -127,8 +127,8 @@ impl Shard {
         true
     }
 
-    /// Path whose connection owes answers and has been silent for too long, and longer than the
-    /// others.
+    /// Path whose connection owes answers and has been silent for too long, and for longer than any
+    /// other.
     fn most_silent(&self, now: Instant) -> Option<PathId> {
         let candidates = self.paths.iter().filter(|path| path.inflight() > 0 && path.is_up());
         let silent = candidates.filter(|path| {

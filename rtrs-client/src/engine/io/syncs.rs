@@ -42,7 +42,7 @@ impl Sync {
     }
 }
 
-/// Successful flush that waits for overlapping syncs.
+/// Successful flush that is waiting for overlapping syncs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldFlush {
     pub(super) row: IoRow,
@@ -50,7 +50,7 @@ pub(super) struct HeldFlush {
     pub(super) since: Instant,
     /// Syncs with lower numbers must have ended.
     horizon: u64,
-    /// Whether other shards wake this one, since the flush waits for them too.
+    /// Whether other shards wake this one, since the flush is waiting for them too.
     woken: bool,
 }
 

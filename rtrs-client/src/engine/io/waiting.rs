@@ -1,6 +1,6 @@
 //! IOs waiting to be issued: one queue for each device, served in turn.
 //!
-//! Devices take turns, one request each, so that none waits for everything that another has
+//! Devices take turns, one request each, so that none has to wait for everything that another has
 //! submitted.
 
 use std::collections::VecDeque;
@@ -18,13 +18,13 @@ pub(super) struct Waiting {
     queues: Vec<VecDeque<IoRow>>,
     /// Devices with a non-empty queue.
     some: DeviceSet,
-    /// Device that had the last turn.
+    /// Device that had its turn last.
     last: Option<DeviceIndex>,
     count: usize,
 }
 
 impl Waiting {
-    /// Adds a queue for this device if it has none.
+    /// Adds a queue for this device, if it has none.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         while self.queues.len() <= device.index() {
             self.queues.push(VecDeque::new());
@@ -32,14 +32,14 @@ impl Waiting {
         self.queues[device.index()].reserve_exact(IOS_MAX);
     }
 
-    /// Queues an IO behind all others of its device.
+    /// Queues an IO behind all others for its device.
     pub(super) fn push(&mut self, device: DeviceIndex, row: IoRow) {
         self.queues[device.index()].push_back(row);
         self.some.insert(device);
         self.count += 1;
     }
 
-    /// Device whose turn it is, of those that are not blocked.
+    /// Device whose turn is next, among those that are not blocked.
     pub(super) fn next(&self, blocked: DeviceSet) -> Option<DeviceIndex> {
         self.some.without(blocked).next_after(self.last)
     }
@@ -49,12 +49,12 @@ impl Waiting {
         self.last = Some(device);
     }
 
-    /// IO of this device that is issued next.
+    /// IO to be issued next for this device.
     pub(super) fn front(&self, device: DeviceIndex) -> Option<IoRow> {
         self.queues.get(device.index())?.front().copied()
     }
 
-    /// Removes the IO of this device that is issued next.
+    /// Removes the IO to be issued next for this device.
     pub(super) fn pop_front(&mut self, device: DeviceIndex) {
         let queue = &mut self.queues[device.index()];
         self.count -= usize::from(queue.pop_front().is_some());
@@ -74,7 +74,7 @@ impl Waiting {
         }
     }
 
-    /// Waiting IOs of a device, in order.
+    /// Waiting IOs for a device, in order.
     pub(super) fn of(&self, device: DeviceIndex) -> impl Iterator<Item = IoRow> {
         self.queues.get(device.index()).into_iter().flatten().copied()
     }

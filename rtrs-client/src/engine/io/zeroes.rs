@@ -12,8 +12,8 @@ use rtrs_core::mem::Region;
 
 use crate::engine::device_table::{OpenDevice, ZEROES_LEN};
 
-/// Whether the device's current server does not support an IO (write zeroes, partial write or hole
-/// query) that was submitted when the device had a different server.
+/// Whether the device's current server lacks support for an IO (write zeroes, partial write or hole
+/// query) that was submitted when the device had another server.
 pub(super) fn unsupported(io: &Io, device: &OpenDevice) -> bool {
     let lacks_fast = io.flags.fast_only && !device.geometry.fast_zero;
     match io.op {
@@ -35,7 +35,7 @@ impl Zeroes {
     /// it.
     ///
     /// # Errors
-    /// Fails when the system is out of memory.
+    /// Fails if the system is out of memory.
     pub(super) fn prepare(&mut self, device: &OpenDevice) -> std::io::Result<Option<Arc<Region>>> {
         if self.region.is_some() || device.writes_zeroes || device.geometry.read_only {
             return Ok(None);
@@ -45,13 +45,13 @@ impl Zeroes {
         Ok(Some(region))
     }
 
-    /// Translates a write zeroes into a write if the server does not write zeroes.
+    /// Turns a write zeroes into a write of zeroed memory if the server is not trusted with it.
     pub(super) fn translate(&self, device: &OpenDevice, io: Io) -> Io {
         let translates = io.op == IoOp::WriteZeroes && !device.writes_zeroes && !io.flags.fast_only;
         let Some(region) = self.region.as_ref().filter(|_| translates) else { return io };
         match region.slice(0, io.len as usize) {
             Some(zeroes) => Io { op: IoOp::Write, buf: Some(zeroes), ..io },
-            // Longer than announced: left to the geometry check, which rejects the IO.
+            // Longer than announced: left for the geometry check to reject.
             None => io,
         }
     }

@@ -1,4 +1,4 @@
-//! Tests of connecting: the order of steps, and every refusal or invalid message of a server.
+//! Tests of connecting: the order of steps, and every refusal or invalid message from a server.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -63,8 +63,8 @@ fn the_handshake_keeps_its_order() {
             s.config.shards = 3;
             s.world.acknowledged = acknowledged;
         });
-        // The server itself asserts that each connection is up before the next one is requested,
-        // and that INFO_REQ is the first message.
+        // The server itself asserts that each connection is up before the next is requested, and
+        // that INFO_REQ is the first message.
         let expected = [
             "connect 0",
             "connect 1",
@@ -100,7 +100,7 @@ fn paths_open_the_device_one_after_the_other() {
     }
     fixture.until("all paths", SEC, Fixture::is_whole);
 
-    // An unanswered open delays the others only for its own time limit.
+    // An unanswered open delays the others only until its own time limit.
     fixture.server.how.hold_control = true;
     for path in 0..3 {
         fixture.server.end_path(fixture.now(), path);
@@ -270,7 +270,7 @@ fn an_invalid_accept_of_a_later_connection_ends_the_attempt() {
         let error = fixture.client.last_error(0);
         assert!(error.starts_with("connection 2: "), "{error}");
         assert!(error.contains("bad connect") || error.contains("accepted with"), "{error}");
-        // The limits in the answer of a later connection are ignored.
+        // The limits in a later connection's answer are ignored.
         fixture.server.how.con_rsp = Some(Box::new(|req, rsp| {
             let rsp = if req.cid.0 == 0 { rsp } else { ConnRsp { queue_depth: 0, ..rsp } };
             rsp.encode().to_vec()
@@ -462,7 +462,7 @@ fn a_refused_open_fails_the_session_with_an_explanation() {
             text.starts_with(&format!("the server refused to open \"vol0\": {name}")),
             "{text}"
         );
-        // The open is not repeated.
+        // The open is not retried.
         fixture.run(3 * SEC);
         assert_eq!(fixture.server.requests().count(), 2);
     }
@@ -486,7 +486,7 @@ fn a_successor_waits_for_the_export_to_be_free() {
         fixture.server.how.open_errno = 0;
         fixture.until("the device", 5 * SEC, Fixture::is_whole);
     }
-    // Patience has a limit, and does not cover permanent errors.
+    // Retries have a time limit, and do not cover permanent errors.
     let mut fixture = Fixture::new(setup);
     fixture.run(19 * SEC);
     assert!(fixture.client.control.failure().is_none());
@@ -532,7 +532,7 @@ fn a_session_whose_paths_all_fail_at_first_fails_with_all_reasons() {
     let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.starts_with("no path to the server: path0: refused by the server: ENOMEM"));
     assert!(text.ends_with("; path1: no answer within the connect timeout"), "{text}");
-    // The session has failed, so nothing more is tried.
+    // The session has failed, so there are no further attempts.
     let seen = fixture.server.seen.len();
     fixture.run(5 * SEC);
     assert_eq!(fixture.server.seen.len(), seen);
@@ -560,14 +560,14 @@ fn the_read_only_fallback_applies_on_every_path() {
     assert!(text.contains("EACCES: the export is read-only"), "{text}");
 }
 
-/// Creates a session of one path with several addresses; only the one at `good` is the server's.
+/// Creates a session whose path has several addresses; only the one at `good` is the server's.
 fn several(good: usize, count: usize) -> Fixture {
     Fixture::new(|s| {
         s.remotes = (0..count)
             .map(|at| if at == good { server_ip(0) } else { unused_ip(at) })
             .map(|ip| SocketAddr::new(ip, 1234))
             .collect();
-        // Longer than the test: only the next address can be tried in time, not the next round.
+        // Longer than the test, so only the next address can be tried, not the next round.
         (s.config.reconnect_min, s.config.reconnect_max) = (60 * SEC, 60 * SEC);
     })
 }
@@ -594,7 +594,7 @@ fn a_session_gives_up_when_no_address_answers() {
     let Some(SessionFailure::Unreachable(text)) = fixture.client.control.failure() else {
         panic!("{:?}", fixture.client.control.failure());
     };
-    // The error names the address of the last attempt.
+    // The error names the last address tried.
     assert!(text.contains(&format!("{}:1234: ", unused_ip(2))), "{text}");
 }
 
@@ -652,7 +652,7 @@ fn a_refused_session_fails_with_its_name_and_the_reason() {
         let (connect, ..) = fixture.server.connects()[0];
         assert!(ClientExtensions::decode(&connect.ext).info_refusals);
     }
-    // A session that was up tries again.
+    // A session that has been up tries again.
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.info_rsp = Some(Box::new(|_| InfoRsp::refusal(errno::EEXIST).to_vec()));
     fixture.server.end_path(fixture.now(), 0);

@@ -1,4 +1,4 @@
-//! Exports of the scripted server besides its first device.
+//! Exports of the scripted server other than its first device.
 
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ExportId;
@@ -8,13 +8,13 @@ use rtrs_core::wire::{IoHeader, OpenRsp, OpenRspTail, RwOp};
 use super::fixture::SECRET;
 use super::server::How;
 
-/// Additional export.
+/// An additional export.
 pub(super) struct Export {
     pub(super) name: String,
     pub(super) disk: Vec<u8>,
     /// Device ID while it is open.
     pub(super) device: Option<u32>,
-    /// Device ID for the next open; None for an ID that no device has had before.
+    /// Device ID for the next open; None for one that no device has had before.
     pub(super) next_id: Option<u32>,
     /// Error for opens; 0 for none.
     pub(super) open_errno: u16,
@@ -22,7 +22,7 @@ pub(super) struct Export {
     pub(super) io_errno: u16,
     /// Error for flushes; 0 for none.
     pub(super) flush_errno: u16,
-    /// Epoch of the export's cache; 0 for the server's epoch.
+    /// The export's cache epoch; 0 for the server's epoch.
     pub(super) cache_id: u64,
     pub(super) export_id: Option<ExportId>,
     /// Number of opens and closes.
@@ -55,7 +55,7 @@ impl More {
         self.0.iter_mut().find(|export| export.name == name).expect("an export")
     }
 
-    /// Opens an export under the next number.
+    /// Opens an export with the next device ID.
     pub(super) fn open(
         &mut self,
         name: &[u8],
@@ -105,7 +105,7 @@ impl More {
     }
 }
 
-/// Performs an IO; a read puts its data at the start of the chunk.
+/// Performs an IO; a read stores its data at the start of the chunk.
 pub(super) fn run_io(disk: &mut [u8], op: RwOp, header: &IoHeader, chunk: &MemSlice) -> u16 {
     if op == RwOp::Flush {
         return 0;
@@ -134,7 +134,7 @@ pub(super) fn open_rsp(device_id: u32, size: usize, cache_id: u64) -> OpenRsp {
         max_segments: 128,
         fua: true,
         write_cache: true,
-        // Without the extension, a kernel sends uninitialized memory here.
+        // Without the extension, a kernel server sends uninitialized memory here.
         cache_id: if cache_id > 0 { cache_id } else { !0 },
         ..OpenRsp::default()
     }

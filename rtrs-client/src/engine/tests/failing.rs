@@ -1,4 +1,4 @@
-//! Tests of paths that fail and return while they carry IO.
+//! Tests of paths that fail and reconnect while they carry IO.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
@@ -58,7 +58,7 @@ fn a_path_that_the_server_ends_reconnects_every_time() {
     assert_eq!(fixture.client.done.len(), 40);
 }
 
-/// Ends a path at the server, and waits until it reconnects.
+/// Ends a path on the server, and waits until it reconnects.
 fn reconnect(fixture: &mut Fixture, path: usize) {
     let reconnects = fixture.client.control.view().paths()[path].reconnects;
     let uuid = 0xa0 + path as u8;
@@ -116,8 +116,7 @@ fn an_answer_that_never_comes_ends_a_path_that_cannot_be_probed_and_waiting_io()
     assert!(fixture.client.last_error(0).contains("timed out"), "{}", fixture.client.last_error(0));
     fixture.drain(13 * SEC);
     let took = fixture.now().since(start);
-    // Twice the request timeout plus the time without a path; requests in flight are returned
-    // first.
+    // Twice the request timeout plus the time without a path; requests in flight are failed first.
     assert!(took >= 9 * SEC && took <= 12 * SEC, "{took:?}");
     for tag in &tags {
         assert_eq!(fixture.client.status(*tag), Some(IoStatus::TimedOut));
@@ -167,7 +166,7 @@ fn io_waits_for_a_path_for_a_limited_time() {
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
     let took = fixture.now().since(start);
     assert_eq!(took, 2 * SEC, "counted from the loss of the last path");
-    // Later IO fails immediately until a path is back.
+    // Later IO fails immediately until a path reconnects.
     let tag = submit(&mut fixture, 1, IoOp::Read, 0);
     fixture.run(MS);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
@@ -274,7 +273,7 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     assert_ended(fixture, tags, &SessionFailure::Removed, "operator removed the export");
 }
 
-/// Checks that requests fail and the session does not come back.
+/// Checks that requests fail and the session does not recover.
 fn assert_ended(fixture: &mut Fixture, tags: &[u64], failure: &SessionFailure, text: &str) {
     fixture.drain(2 * SEC);
     let late = submit(fixture, 0, IoOp::Read, 0);
@@ -387,8 +386,8 @@ fn a_session_the_server_forgot_is_reopened() {
         (s.config.heartbeat.interval, s.heartbeat.interval) = (2 * SEC, 2 * SEC);
         (s.how.queue_depth, s.how.max_io) = (1000, 4096);
     });
-    // The server lost everything, and on the second path the client does not notice. The first path
-    // is slow, so that IO meets it at every step of its return.
+    // The server lost everything, but the client does not notice on the second path. The first path
+    // is slow, so that IO is sent at every step of its reconnect.
     let slow = LinkOptions { delay: 3 * MS, ..LinkOptions::default() };
     fixture.world.set_link(client_ip(0), server_ip(0), slow);
     fixture.world.silence(server_ip(1), client_ip(1));
@@ -416,7 +415,7 @@ fn a_session_the_server_forgot_is_reopened() {
 fn a_grown_device_is_used_in_full() {
     let mut fixture = Fixture::open(|s| {
         s.how.size = 1 << 20;
-        // Without IDs, it could be any other device.
+        // Without IDs, it could be any device.
         (s.how.server_id, s.how.export_id) = (Some([1; 16]), Some(ExportId::of_name("vol")));
     });
     fixture.server.how.size = 2 << 20;
@@ -437,7 +436,7 @@ fn probes(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_connection_that_dies_on_its_own_is_found_long_before_its_requests_time_out() {
-    // One shard's connection answers nothing; heartbeats and the other shard's connection work.
+    // One shard's connection answers no requests; heartbeats and the other shard's connection work.
     let mut fixture = Fixture::open(|s| s.paths = 2);
     (fixture.server.how.hold, fixture.server.how.hold_probes) = (true, true);
     let start = fixture.now();
@@ -485,7 +484,7 @@ fn a_slow_disk_is_not_a_dead_connection() {
 
 #[test]
 fn a_probes_permit_is_reused_only_when_its_path_is_fenced_off() {
-    // A server with fences, and a kernel server, whose only fence is the reconnect of the path.
+    // A server with fences, and a kernel server, whose only fence is the path's reconnect.
     for fence in [true, false] {
         let mut fixture = Fixture::open(|s| {
             (s.paths, s.how.fence, s.how.queue_depth) = (2, fence, 8);

@@ -135,7 +135,7 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
     }
 }
 
-/// Encoder of an accept.
+/// Encoder of accept messages.
 type Accept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
 
 /// Connects each path to its own server process, in the order in which the paths first connect.
@@ -175,7 +175,7 @@ fn a_process_that_cannot_answer_for_another_leaves_the_path_unfenced() {
         assert_eq!(fixture.spread(), [4, if refuses { 2 } else { 6 }]);
         fixture.server.how.hold = false;
         fixture.server.release();
-        // The reconnect of a path fences off its earlier connections.
+        // Reconnecting a path fences off its earlier connections.
         fixture.link_up(0);
         fixture.until("both paths", 5 * SEC, Fixture::is_whole);
         fixture.drain(SEC);
@@ -276,7 +276,7 @@ fn io_waits_a_limited_time_for_unanswered_fences() {
     let tag = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.until("the write", SEC, |s| s.server.held.len() == 1);
     lose(&mut fixture, 0);
-    // The other paths carry the request in turn and come back, so that one path is connected at any
+    // The other paths carry the request in turn and reconnect, so that one path is connected at any
     // time.
     fixture.until("both asked in vain", 25 * SEC, |s| {
         s.client.control.view().paths()[1..].iter().all(|path| path.ends > 0)

@@ -20,15 +20,15 @@ pub(super) struct Gateways {
     /// Active server.
     pub(super) active: Option<usize>,
     term: u64,
-    /// Standing that each server reports instead of its real one.
+    /// The state that each server reports instead of its real one.
     says: [Option<Standing>; 2],
     /// Received MOVE requests: the server, and whether a different server should take over.
     pub(super) moves: Vec<(usize, bool)>,
-    /// Errno in the answer to MOVE; 0 if the server is active by then.
+    /// Errno in the answer to MOVE; 0 if the server is then active.
     errno: u16,
-    /// Whether a takeover completes by itself.
+    /// Whether a takeover completes on its own.
     obeys: bool,
-    /// Server of each path.
+    /// Server that each path leads to.
     leads: [usize; 3],
     /// The only server that may receive a FENCE.
     fences: Option<usize>,
@@ -48,7 +48,7 @@ impl Gateways {
         }
     }
 
-    /// Returns the server of a path; path identities start at 0xa0.
+    /// Returns the server that a path leads to; path identities start at 0xa0.
     fn server(&self, path: PathUuid) -> usize {
         self.leads[usize::from(path.0[0] - 0xa0)]
     }
@@ -120,7 +120,7 @@ fn are_up(fixture: &Fixture) -> bool {
     states(fixture).iter().all(|state| up.contains(state))
 }
 
-/// Reports a change of the device over the paths to a server.
+/// Reports a change to the device over the paths to a server.
 fn changed(fixture: &mut Fixture, server: usize) {
     for path in 0..fixture.server.paths.len() {
         if seen(fixture).server(fixture.server.paths[path].uuid) == server {
@@ -199,7 +199,7 @@ fn nothing_is_resent_before_the_other_server_is_active() {
     fixture.server.release();
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
-    // The server returns as standby.
+    // The server returns as a standby.
     fixture.link_up(0);
     fixture.until("both paths", 5 * SEC, are_up);
     assert!(is_served(&fixture, 1));
@@ -267,8 +267,8 @@ fn a_switch_that_the_active_server_ignores_is_forced() {
     assert_eq!(seen(&fixture).moves.len(), 2, "once");
 }
 
-/// Opens a session with a path to each server and a third to the first one. A write is in flight at
-/// the first server, over the first path.
+/// Opens a session with a path to each server and a third path to the first one. A write is in
+/// flight to the first server over the first path.
 fn open_with_third() -> (Fixture, u64) {
     let mut fixture = Fixture::new(|s| {
         s.paths = 3;

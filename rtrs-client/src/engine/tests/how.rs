@@ -19,7 +19,7 @@ pub(super) struct How {
     pub(super) keeps_lengths: bool,
     /// Size of the device in bytes.
     pub(super) size: usize,
-    /// Refuses every connect with this private data.
+    /// Refuses every connection with this private data.
     pub(super) refuse: Option<Vec<u8>>,
     /// Replaces accepts.
     pub(super) con_rsp: Option<RewriteAccept>,
@@ -29,11 +29,11 @@ pub(super) struct How {
     pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
     pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
     pub(super) open_errno: u16,
-    /// Whether another client has written meanwhile, so that returning clients are refused.
+    /// Whether another client has since written, so that returning clients are refused.
     pub(super) displaced: bool,
     /// Refuses to open for writing.
     pub(super) read_only: bool,
-    /// Fails IO.
+    /// Decides which IO fails.
     pub(super) io_errno: Option<Judge>,
     /// Keeps IO requests in `held`.
     pub(super) hold: bool,
@@ -43,9 +43,9 @@ pub(super) struct How {
     pub(super) hold_control: bool,
     /// Keeps FENCE in `held`.
     pub(super) hold_fences: bool,
-    /// Refuses FENCE for paths that led to a different process.
+    /// Refuses FENCE for paths to a different process.
     pub(super) refuse_fences: bool,
-    /// Keeps opens of this export in `held`.
+    /// Keeps OPEN requests for this export in `held`.
     pub(super) hold_volume: Option<&'static str>,
     /// Answers heartbeats.
     pub(super) heartbeats: bool,

@@ -1,5 +1,5 @@
-//! Tests of heartbeats on an idle path to a server that accepts announcements: rare while idle, and
-//! at the usual rate after the first request.
+//! Tests of heartbeats on an idle path to a server that accepts announcements: infrequent while
+//! idle, and at the usual rate after the first request.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -82,7 +82,7 @@ fn a_server_that_accepts_no_announcements_gets_none() {
 
 #[test]
 fn the_first_request_ends_the_idle_time_at_both_ends() {
-    // The request may be on any shard.
+    // The request may come from any shard.
     for shard in 0..2 {
         let mut fixture = idle(|_| {});
         let begin = fixture.now();
@@ -92,7 +92,7 @@ fn the_first_request_ends_the_idle_time_at_both_ends() {
         assert!(beats[0].0.since(begin) < 2 * MS, "at once: {:?}", beats[0].0.since(begin));
         assert_eq!(beats[0].1, 100);
         assert!(beats[1].0.since(beats[0].0) < 105 * MS, "and then as usual");
-        // Only the first request of the path sends a heartbeat.
+        // Only the path's first request sends a heartbeat.
         fixture.server.seen.clear();
         for _ in 0..20 {
             fixture.read(shard, 0, 512);
@@ -144,7 +144,7 @@ fn a_path_that_owes_an_answer_is_in_use() {
 
 #[test]
 fn a_request_of_the_control_shard_ends_the_idle_time_too() {
-    // One path ends with requests in flight, and the other one, which has to carry FENCE, is dead.
+    // One path ends with requests in flight, and the other, which has to carry FENCE, is dead.
     let mut fixture = idle(|s| s.paths = 2);
     fixture.server.how.hold = true;
     fixture.submit(0, IoOp::Write, 0, 512);

@@ -198,7 +198,7 @@ fn io_waits_for_permits_and_all_are_returned() {
     }
     fixture.drain(SEC);
     assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
-    // In the order of arrival, on each shard.
+    // In order of arrival, on each shard.
     for shard in 0..2 {
         let tags: Vec<_> =
             fixture.client.done.iter().filter(|d| d.shard == shard).map(|d| d.tag).collect();
@@ -232,7 +232,7 @@ fn answers_in_any_order_end_the_right_io() {
 
 #[test]
 fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
-    // A server that loses lengths, like Linux 6.12 to 6.18; a server before 6.8; `rtrs-server`.
+    // A server that loses lengths, such as Linux 6.12 to 6.18; a server before 6.8; `rtrs-server`.
     for (keeps_lengths, limit, trusted) in
         [(false, 1 << 20, false), (false, 0, false), (true, 0, false), (true, 1 << 20, true)]
     {
@@ -260,7 +260,7 @@ fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
         assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "at most 126976 bytes each");
         assert!(cleared.iter().all(|(op, header)| *op == wanted && header.rw.is_fua()));
 
-        // Fast zeroes must not be emulated, and no server has promised them.
+        // Fast zeroes must not be emulated, and the server has not promised them.
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
         let quick = fixture.submit_io(1, TestIo::new(IoOp::WriteZeroes, 0, 512).flags(flags));
         fixture.drain(SEC);
@@ -306,7 +306,7 @@ fn extents_are_requested_from_a_server_that_promises_them() {
         let promised = keeps_lengths && extents;
         assert_eq!(fixture.client.device(0, DeviceIndex::FIRST).geometry().extents, promised);
         let before = fixture.server.ios().count();
-        // A range larger than a request can transfer, in a single request.
+        // A range larger than one request can transfer, in a single query.
         let tag = fixture.submit(0, IoOp::Extents, 4096, 1 << 20);
         fixture.drain(SEC);
         let status = if promised { IoStatus::Ok } else { IoStatus::Unsupported };

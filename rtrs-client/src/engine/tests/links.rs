@@ -1,4 +1,4 @@
-//! Tests of network changes of the host: paths that are down are tried immediately, within limits.
+//! Tests of network changes on the host: paths that are down are retried at once, within limits.
 
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn attempts(fixture: &Fixture) -> Vec<Instant> {
     connects.iter().filter(|(req, ..)| req.cid.0 == 0).map(|(.., at)| *at).collect()
 }
 
-/// Reports a network change every 10 ms during this time.
+/// Reports a network change every 10 ms for this long.
 fn storm(fixture: &mut Fixture, time: Duration) {
     let end = fixture.now() + time;
     while fixture.now() < end {
@@ -38,7 +38,7 @@ fn delay(fixture: &Fixture, delay: Duration) {
     }
 }
 
-/// Sets waits of 10 to 20 s throughout.
+/// Makes all waits 10 to 20 s.
 fn long_waits(setup: &mut Setup) {
     (setup.config.reconnect_min, setup.config.reconnect_max) = (20 * SEC, 20 * SEC);
 }
@@ -78,9 +78,9 @@ fn endless_changes_cause_no_storm_of_attempts() {
     let mut fixture = Fixture::spoiled(|s| s.config.reconnect_max = 10 * SEC, refusing);
     storm(&mut fixture, 60 * SEC);
     let count = attempts(&fixture).len();
-    // Six thousand changes; each one that counts is followed by some short waits.
+    // There are six thousand changes; each one that takes effect is followed by some short waits.
     assert!((60..=150).contains(&count), "{count} attempts");
-    // After a while without changes, the next one counts like the first.
+    // After a while without changes, the next one is treated like the first.
     fixture.run(30 * SEC);
     let (before, changed) = (attempts(&fixture).len(), fixture.now());
     fixture.network_change();
@@ -170,7 +170,7 @@ fn an_info_exchange_is_restarted_too() {
     fixture.run(SEC);
     fixture.server.how.info_rsp = None;
     fixture.network_change();
-    // The server may still keep its state of the path, and refuse the path once.
+    // The server may still have its state for the path, and refuse the path once.
     fixture.until("the path", 120 * MS, Fixture::is_whole);
 }
 
@@ -181,7 +181,7 @@ fn a_slow_server_is_connected_despite_changes() {
         s.config.heartbeat.interval = 20 * SEC;
         s.heartbeat.interval = 20 * SEC;
     });
-    // Three connections and the rest: each round trip takes two seconds.
+    // An attempt needs round trips of two seconds each for three connections and for the rest.
     delay(&fixture, SEC);
     fixture.server.end_path(fixture.now(), 0);
     fixture.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
@@ -193,7 +193,7 @@ fn a_slow_server_is_connected_despite_changes() {
 fn a_server_whose_answers_are_lost_gets_time_for_each_attempt() {
     let mut fixture = Fixture::open(|s| s.config.connect_timeout = 5 * SEC);
     let before = attempts(&fixture).len();
-    // The server receives everything, and its answers are lost.
+    // The server receives everything, but its answers are lost.
     fixture.world.silence(server_ip(0), client_ip(0));
     fixture.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
     storm(&mut fixture, 60 * SEC);

@@ -46,7 +46,7 @@ fn names(fixture: &Fixture) -> Vec<String> {
     fixture.client.control.view().paths().into_iter().map(|path| path.path).collect()
 }
 
-/// Lets all IO complete, and checks that it succeeded.
+/// Lets all IO complete, and checks that it has succeeded.
 fn all_well(fixture: &mut Fixture) {
     fixture.server.how.hold = false;
     fixture.server.release();
@@ -159,7 +159,7 @@ fn paths_reconnect_on_request() {
     assert!(refused.contains("only connected path"), "{refused}");
     fixture.change(Change::Reconnect(leaving(1, SEC))).expect("allowed");
     fixture.until("it is up", 100 * MS, Fixture::is_whole);
-    // Connected paths return without losing a request, one after another, including the last.
+    // Paths are reconnected one after another, including the last, without losing a request.
     for round in 0..6 {
         for slot in 0..8 {
             submit(&mut fixture, slot % 2, IoOp::Write, slot);
@@ -272,7 +272,7 @@ fn io_waits_or_fails_by_the_current_policy() {
     let waits = submit(&mut fixture, 1, IoOp::Write, 1);
     fixture.run(60 * SEC);
     assert!(fixture.client.done.iter().all(|done| done.tag != waits));
-    // The time without a path counts, whatever the policy was during that time.
+    // Time without a path counts, whatever the policy was at the time.
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::QueueFor(10 * SEC));
     fixture.until("its error", SEC, |s| s.client.done.iter().any(|done| done.tag == waits));
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);
@@ -368,7 +368,7 @@ fn a_second_path_to_the_same_address_is_refused() {
     let refused = fixture.change(alias(0, &["other"])).expect_err("a duplicate").to_string();
     assert!(refused.starts_with("path alias would duplicate path path0"), "{refused}");
     assert_eq!(names(&fixture), ["path0"]);
-    // A path from a different address of this host is a different path, and so is a path to more
+    // A path from a different address on this host is a different path, and so is a path to more
     // addresses.
     let other = PathTarget { local: None, ..target(0) };
     assert!(!other.duplicates(&target(0)) && !target(0).duplicates(&other));

@@ -1,5 +1,5 @@
-//! Tests of IO whose memory is a list of pieces, as front ends for guests and for vectored IO
-//! submit it.
+//! Tests of IO whose memory is a list of pieces, as submitted by front ends for guests and for
+//! vectored IO.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::path::state::PathState;
 /// Size of the buffers.
 const LEN: usize = 384 << 10;
 
-/// User of a session's device whose buffers are scattered.
+/// A user of a session's device, with scattered buffers.
 struct User {
     device: SessionDevice,
     pool: Pool,
@@ -32,7 +32,7 @@ impl User {
         Self { device, pool }
     }
 
-    /// Submits an IO at this offset of the device; its tag is the number of its buffer.
+    /// Submits an IO at this offset on the device; its tag is the number of its buffer.
     fn submit(&mut self, op: IoOp, offset: u64, pieces: Vec<MemSlice>) -> (u32, MemSlice) {
         let buffer = self.pool.take().expect("a buffer");
         let bytes = self.pool.assign(buffer, pieces).expect("pieces");
@@ -184,7 +184,7 @@ fn memory_is_unmapped_after_the_last_io_that_uses_it() {
         let written = bytes.to_vec();
         fixture.until("requests held", SEC, |s| s.server.held.len() >= 2);
 
-        // The guest removes its memory while IO is in flight, then a path fails.
+        // The guest removes its memory while IO is in flight; then a path fails.
         let mapped = Arc::downgrade(&memory);
         drop(memory);
         fixture.link_down(0);

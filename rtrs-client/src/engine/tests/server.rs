@@ -1,7 +1,7 @@
-//! Scripted server: one session, one device in memory, further exports, any number of paths.
+//! Scripted server: one session, one in-memory device, further exports, any number of paths.
 //!
-//! The server asserts everything that a client must obey (order of connections, fields,
-//! permits not used twice, lengths) and records what it saw. [`How`] determines its answers.
+//! The server asserts every rule that a client must follow (order of connections, fields, permits
+//! not used twice, lengths) and records what it saw. [`How`] determines its answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) use super::how::{How, Rewrite};
 pub(super) use super::seen::{Request, Seen};
 use crate::engine::device_table::NO_DEVICE;
 
-/// Space for user header, message and descriptors.
+/// Space for the user header, message and descriptors.
 pub(super) const HDR: u32 = 4096;
 /// `wr_id` of the receive for INFO_REQ.
 const INFO: u64 = 1;
@@ -33,7 +33,7 @@ const EMPTY: u64 = 2;
 const OTHER: u64 = 3;
 /// Minimum round-trip time of the world's links.
 const ROUND_TRIP: Duration = Duration::from_micros(20);
-/// Content of chunks before the client writes to them.
+/// Contents of chunks before the client writes to them.
 pub(super) const BLANK: u8 = 0xee;
 
 struct Con {

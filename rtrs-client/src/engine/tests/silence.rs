@@ -1,4 +1,4 @@
-//! Tests of heartbeats: sent, answered, measured, and missed within the configured limit.
+//! Tests of heartbeats: they are sent, answered and measured, and missed ones are detected in time.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::LinkOptions;
@@ -17,7 +17,7 @@ fn beats(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_silent_server_is_detected_in_time() {
-    // Must hold for any number of earlier heartbeats.
+    // This must hold after any number of heartbeats.
     for before in 0..20 {
         let mut fixture = Fixture::open(|_| {});
         fixture.run(100 * MS * before);
@@ -59,8 +59,8 @@ fn io_on_a_silently_dead_link_continues_in_time() {
 
 #[test]
 fn a_server_that_falls_silent_while_the_device_opens_is_noticed() {
-    // `rtrs-server` answers heartbeats while it opens; a kernel server does not, and gets more
-    // time.
+    // `rtrs-server` answers heartbeats while it opens a device; a kernel server does not, and is
+    // given more time.
     for (fence, least, most) in [(true, 290 * MS, 410 * MS), (false, 9 * SEC, 11 * SEC)] {
         let mut fixture = Fixture::new(|s| {
             (s.how.fence, s.how.hold_control, s.how.heartbeats) = (fence, true, false);
@@ -124,8 +124,8 @@ fn the_servers_heartbeats_are_answered_at_once() {
 #[test]
 fn the_servers_heartbeats_do_not_prove_that_it_receives() {
     let mut fixture = Fixture::open(|_| {});
-    // As if nothing from the client arrived: no answers, and the server sends its own heartbeats,
-    // even between the client's.
+    // As if nothing from the client arrived: the server does not answer, and sends its own
+    // heartbeats, even between the client's.
     fixture.server.how.heartbeats = false;
     let start = fixture.now();
     while fixture.client.states()[0] == PathState::Connected {
@@ -174,7 +174,7 @@ fn usual(interval: Duration, missed_max: u32, confirmed_missed_max: u32) -> Hear
     HeartbeatSettings { interval, missed_max, confirmed_missed_max, idle_max: 30 * SEC }
 }
 
-/// Sets the program's defaults for TCP.
+/// Uses the program's defaults for TCP.
 fn defaults(s: &mut Setup) {
     s.heartbeat = usual(100 * MS, 3, 3);
     s.config.heartbeat = usual(500 * MS, 5, 5);
@@ -200,7 +200,7 @@ fn a_silent_rtrs_server_is_noticed_within_500_ms_and_a_kernel_server_within_3_s(
     }
 }
 
-/// Sets the program's defaults for RDMA.
+/// Uses the program's defaults for RDMA.
 fn rdma_defaults(s: &mut Setup) {
     defaults(s);
     s.heartbeat = usual(100 * MS, 8, 6);
@@ -283,7 +283,7 @@ fn a_late_shard_ends_no_path() {
 
 #[test]
 fn a_server_that_is_as_late_as_we_are_loses_no_path() {
-    // Both ends share one busy machine: neither runs for 160 ms, then the client does, then the
+    // Both ends share a busy machine: for 160 ms neither runs; then the client does, then the
     // server.
     let mut fixture = Fixture::open(|s| {
         defaults(s);
@@ -303,7 +303,7 @@ fn a_server_that_is_as_late_as_we_are_loses_no_path() {
         fixture.server.immediate(0, 0, Imm::HeartbeatAck.encode());
         fixture.run(10 * MS);
     }
-    // Once turns are on time again, silence counts.
+    // Once turns are on time again, silence counts again.
     fixture.server.how.heartbeats = false;
     fixture.until("the path's end", 500 * MS, |s| s.client.states() != [PathState::Connected]);
 }

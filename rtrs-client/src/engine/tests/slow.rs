@@ -1,5 +1,5 @@
-//! Tests of a disk that does not answer behind a path that works: the path stays, and the request
-//! is reported.
+//! Tests of a disk that does not answer, behind a path that works: the path stays up, and the
+//! request is reported.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::ids::PathId;
@@ -12,7 +12,7 @@ use crate::engine::io::slow_requests::SlowReport;
 use crate::engine::{Change, Failover, Leaving, NoPath, SessionFailure, SlowIo};
 use crate::path::state::PathState;
 
-/// Opens two paths to a server whose requests hang from now on.
+/// Opens two paths to a server on which requests hang from now on.
 fn hanging(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = Fixture::open(|s| {
         (s.paths, s.how.fence) = (2, true);
@@ -23,7 +23,7 @@ fn hanging(change: impl FnOnce(&mut Setup)) -> Fixture {
     fixture
 }
 
-/// Whether no path has ended since the session began.
+/// Whether all paths have stayed up since the session began.
 fn is_undisturbed(fixture: &Fixture) -> bool {
     let status = fixture.client.control.view().paths();
     status
@@ -48,7 +48,7 @@ fn probes(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_request_that_hangs_keeps_its_path_and_other_requests_continue() {
-    // With the default slow-io, for each treatment of IO without a path.
+    // With the default slow-io, for each way of handling IO without a path.
     for no_path in [NoPath::Queue, NoPath::QueueFor(5 * SEC), NoPath::Fail] {
         let mut fixture = hanging(|s| s.config.no_path = no_path);
         let tag = fixture.submit(0, IoOp::Read, 0, 4096);
@@ -214,7 +214,7 @@ fn a_slow_request_is_resent_only_when_its_path_is_fenced() {
     let (mut fixture, tag) = slow_write(SlowIo::Wait, |s| s.how.hold_fences = true);
     fixture.server.how.hold = false;
     fixture.link_down(path_in_use(&fixture, 0));
-    // Shorter than the time that a path has to answer a fence.
+    // Shorter than the time within which a path must answer a fence.
     fixture.run(8 * SEC);
     assert_eq!((fixture.server.ios().count(), fixture.client.status(tag)), (1, None));
     fixture.server.how.hold_fences = false;
@@ -226,8 +226,8 @@ fn a_slow_request_is_resent_only_when_its_path_is_fenced() {
 
 #[test]
 fn the_time_without_a_path_begins_when_the_path_of_a_slow_request_ends() {
-    // Without any path; and, if the server has no fences, without the path that carried the
-    // request.
+    // Without any path and, if the server does not support fences, without the path that carried
+    // the request.
     for strict in [false, true] {
         for (away, status) in [(3 * SEC, IoStatus::Ok), (30 * SEC, IoStatus::TimedOut)] {
             let (mut fixture, tag) = slow_write(SlowIo::Wait, |s| {
@@ -358,7 +358,7 @@ fn no_part_of_a_given_up_io_is_resent() {
     let tag = fixture.submit(0, IoOp::Write, 0, 8192);
     fixture.until("both parts", SEC, |s| s.server.held.len() == 2);
     assert_eq!(fixture.client.path_inflight(0), [1, 1]);
-    // One path dies, and the other, being removed with a long limit, takes no new requests.
+    // One path dies, and the other, being removed with a long time limit, takes no new requests.
     let leaving = Leaving { path: "path1".into(), within: 60 * SEC, force: false };
     fixture.change(Change::Remove(leaving)).expect("another path is left");
     fixture.link_down(0);

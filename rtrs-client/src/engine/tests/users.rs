@@ -20,7 +20,7 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Creates the users of a device that all shards know.
+    /// Creates the users of a device that is known to all shards.
     pub(super) fn of(fixture: &Fixture, device: DeviceIndex) -> Self {
         let shards = 0..fixture.client.shards();
         let open = |shard| {
@@ -45,7 +45,7 @@ impl Users {
         tag.expect("room")
     }
 
-    /// Submits like [`Self::submit`]; returns None if the shard has no room.
+    /// Like [`Self::submit`], but returns None if the shard has no room.
     pub(super) fn try_submit(
         &mut self,
         fixture: &mut Fixture,

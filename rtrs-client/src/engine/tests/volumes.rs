@@ -1,4 +1,4 @@
-//! Tests of several volumes in one session: an event of one volume does not affect the others.
+//! Tests of several volumes in one session: an event on one volume does not affect the others.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::{ExportId, Identity, ServerId};
@@ -19,7 +19,7 @@ fn status(fixture: &Fixture, device: DeviceIndex) -> VolumeStatus {
     volumes.into_iter().find(|volume| volume.device == device).expect("a volume")
 }
 
-/// Returns the device IDs named by requests on the path whose UUID begins with this byte.
+/// Returns the device IDs in requests on the path whose UUID begins with this byte.
 fn ids_over(fixture: &Fixture, path: u8) -> Vec<u32> {
     let over = fixture.server.ios().filter(|request| request.path.0[0] == path);
     let mut ids: Vec<u32> = over.filter_map(|r| r.io.map(|io| io.1.device_id)).collect();
@@ -95,7 +95,7 @@ fn too_many_volumes_panic() {
 
 #[test]
 fn a_refused_volume_is_omitted_and_the_others_continue() {
-    // The volume is refused before it has ever been open.
+    // The volume is refused before it was ever open.
     let mut fixture = new_with_second(|s| s.paths = 2);
     fixture.server.more.named("vol1").open_errno = errno::ENOENT;
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
@@ -188,7 +188,7 @@ fn another_disk_under_a_volumes_name_takes_only_that_volume_off_the_path() {
 #[test]
 fn two_names_of_one_export_are_not_two_volumes() {
     let mut fixture = new_with_second(|s| s.paths = 2);
-    // `rtrs-server` does this for "vol0" and "/vol0".
+    // `rtrs-server` does this with "vol0" and "/vol0".
     fixture.server.more.named("vol1").next_id = Some(0);
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
     fixture.run(SEC);
@@ -203,7 +203,7 @@ fn requests_use_the_device_ids_of_their_path() {
     let mut fixture = with_second(|s| s.paths = 2);
     let mut second = Users::of(&fixture, SECOND);
     let old = fixture.server.more.named("vol1").device.unwrap();
-    // A server was restarted behind the other path, which seems alive: the server assigns new
+    // The server on the other path was restarted, though the path seems alive. It assigns new
     // numbers, and gives the second volume the first one's old number.
     let first = fixture.server.device.unwrap();
     fixture.server.more.named("vol1").device = None;
@@ -214,7 +214,7 @@ fn requests_use_the_device_ids_of_their_path() {
     fixture.server.seen.clear();
     for _ in 0..4 {
         second.run(&mut fixture, IoOp::Read);
-        // Paths take turns, and an odd number of requests per turn makes each path carry all
+        // Paths take turns; with an odd number of requests per round, each path carries all
         // volumes.
         fixture.submit(0, IoOp::Read, 0, 4096);
         fixture.submit(0, IoOp::Read, 0, 4096);
@@ -328,7 +328,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
         .until("the failure", SEC, |s| status(s, SECOND).obstacle == Some(SessionFailure::Removed));
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     assert!(!status(&fixture, SECOND).open, "no path serves it");
-    // The session ends with its other volume.
+    // The session ends along with its other volume.
     let first = fixture.server.device.unwrap();
     fixture.server.how.open_errno = errno::EIDRM;
     send_changed(&mut fixture, first);
@@ -366,7 +366,7 @@ fn only_the_volume_that_grows_is_reopened() {
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     assert_eq!(fixture.serving(SECOND), [1]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // The path ends when the first volume, which is now all that the path serves, also changes.
+    // The path ends when the first volume, now the only one that it serves, also changes.
     fixture.server.how.open_rsp =
         Some(Box::new(|rsp| OpenRsp { device_id: rsp.device_id + 40, ..rsp }));
     let first = fixture.server.device.unwrap();
@@ -476,13 +476,13 @@ fn a_volume_is_not_used_over_a_path_before_the_dead_path_is_fenced() {
         (s.how.fence, s.config.no_path) = (true, NoPath::Fail);
     });
     let mut second = Users::of(&fixture, SECOND);
-    // The other path serves the first volume, and its open of the second one is in progress.
+    // The other path serves the first volume and is still opening the second one.
     fixture.server.how.hold_volume = Some("vol1");
     let at = fixture.server.paths.iter().position(|p| p.uuid.0[0] == 0xa1).expect("path 1");
     fixture.server.end_path(fixture.now(), at);
     fixture.until("the open", 5 * SEC, |s| s.server.held.len() == 1 && s.serving(SECOND) == [0]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // A write is lost along with the only path that carries the second volume.
+    // A write is lost along with the only path that serves the second volume.
     (fixture.server.how.hold, fixture.server.how.hold_fences) = (true, true);
     let tag = second.submit(&mut fixture, 0, IoOp::Write, 4096, 4096);
     fixture.until("the write", SEC, |s| s.server.held.len() == 2);

@@ -19,7 +19,7 @@ fn close(fixture: &mut Fixture, export: &str) -> Result<(), ChangeError> {
     fixture.change(Change::CloseVolume { export: export.into() })
 }
 
-/// Opens a session with one volume, whose server has a second export.
+/// Opens a session with one volume, on a server with a second export.
 fn fixture(paths: usize) -> Fixture {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.fence) = (paths, true));
     fixture.server.more.add("vol1", 1 << 20);
@@ -47,7 +47,7 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
     );
 }
 
-/// A process that dies immediately leaves the epoch to its successor.
+/// A process that dies immediately still leaves the epoch to its successor.
 #[test]
 fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.fence, s.how.cache_id) = (1, true, 7));
@@ -91,7 +91,7 @@ fn a_volume_that_cannot_be_added_is_reported_and_leaves_the_others_alone() {
     add(&mut fixture, "vol1").expect("room");
     fixture.until("the volume", SEC, |s| s.serves_all(2));
 
-    // The volume comes from a different server, or from a different disk on every path.
+    // The volume is on a different server, or on a different disk over every path.
     let mut fixture = Fixture::open(|s| s.how.server_id = Some([1; 16]));
     fixture.server.more.add("vol1", 1 << 20);
     let mut other = volume("vol1");
@@ -234,7 +234,7 @@ fn unreaped_completions_of_a_closed_volume_do_not_keep_a_shard_busy() {
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
 }
 
-/// The user is dropped before the shard learns about the close.
+/// The user is dropped before the shard learns of the close.
 #[test]
 fn completions_without_a_user_do_not_keep_a_shard_busy_before_the_close() {
     let mut fixture = with_second(|s| s.how.hold = true);
@@ -337,8 +337,8 @@ fn a_close_whose_path_dies_is_resent_and_nothing_is_opened_meanwhile() {
         add(&mut fixture, "vol2").expect("room");
         let request = fixture.server.held.remove(0);
         if answered {
-            // The server has closed the volume but the answer is lost, so the number may go to the
-            // next volume.
+            // The server has closed the volume but the answer is lost, so the next volume may get
+            // its number.
             fixture.server.more.close(id.expect("it is open"));
             fixture.server.more.named("vol2").next_id = id;
         }
@@ -367,7 +367,7 @@ fn a_close_that_waits_does_not_keep_a_path_from_connecting() {
     fixture.server.how.hold_control = true;
     close(&mut fixture, "vol1").expect("another is left");
     fixture.until("the close", SEC, |s| s.server.held.len() == 1);
-    // The server is still running requests from the last open.
+    // The server is still executing requests from the last open.
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
     fixture.server.how.hold_control = false;
     fixture.server.end_path(fixture.now(), 0);

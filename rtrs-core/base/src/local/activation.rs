@@ -1,4 +1,4 @@
-//! Listening sockets that the service manager opened for the process (socket activation,
+//! Listening sockets opened for the process by the service manager (socket activation,
 //! sd_listen_fds(3)).
 
 use std::fmt;
@@ -10,13 +10,13 @@ use socket2::{Socket, Type};
 
 use crate::rt::duplicate_inherited;
 
-/// Number of the first passed descriptor.
+/// The first passed descriptor.
 const FIRST: RawFd = 3;
 
-/// Name of a socket for which LISTEN_FDNAMES has none, as in sd_listen_fds_with_names(3).
+/// Name for a socket that has none in LISTEN_FDNAMES, as in sd_listen_fds_with_names(3).
 const UNNAMED: &str = "unknown";
 
-/// A listening socket that the service manager passed. The manager keeps it open, so it must not be
+/// A listening socket passed by the service manager. The manager keeps it open, so it must not be
 /// shut down.
 #[derive(Debug)]
 pub struct PassedSocket {
@@ -49,7 +49,7 @@ impl fmt::Display for PassedSocket {
     }
 }
 
-/// Returns the sockets that the environment passes to this process; empty if there are none.
+/// Returns the sockets that the environment passes to this process, if any.
 ///
 /// # Errors
 /// `InvalidInput` for an impossible number of descriptors, or a descriptor that is not a
@@ -62,14 +62,14 @@ pub fn passed_sockets() -> io::Result<Vec<PassedSocket>> {
     numbers.zip(names_of(&names)).map(|(number, name)| socket(number, name)).collect()
 }
 
-/// Returns the names of the descriptors in a value of LISTEN_FDNAMES, as an infinite iterator.
+/// Returns the descriptor names in a value of LISTEN_FDNAMES, as an infinite iterator.
 fn names_of(names: &str) -> impl Iterator<Item = &str> {
     let named = names.split(':').map(|name| if name.is_empty() { UNNAMED } else { name });
     named.chain(std::iter::repeat(UNNAMED))
 }
 
 /// Returns the number of descriptors that these values of LISTEN_PID and LISTEN_FDS pass to the
-/// process `own`. Values for a different process were inherited and mean nothing.
+/// process `own`. Values meant for a different process were inherited and are ignored.
 fn passed(pid: Option<String>, count: Option<String>, own: u32) -> io::Result<RawFd> {
     let (Some(pid), Some(count)) = (pid, count) else { return Ok(0) };
     if pid != own.to_string() {
@@ -87,7 +87,7 @@ fn socket(number: RawFd, name: &str) -> io::Result<PassedSocket> {
     let socket = Socket::from(duplicate_inherited(number).map_err(failed)?);
     let is_stream = socket.r#type().map_err(failed)? == Type::STREAM;
     if is_stream && socket.is_listener().map_err(failed)? {
-        // io_uring does not wait for connections of a nonblocking socket.
+        // io_uring does not wait for connections on a nonblocking socket.
         socket.set_nonblocking(false).map_err(failed)?;
         return Ok(PassedSocket { name: name.to_owned(), socket });
     }

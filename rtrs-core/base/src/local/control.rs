@@ -2,11 +2,11 @@
 //!
 //! This module contains the listening end ([`ControlSocket`]), which replies on a thread of its
 //! own, off the IO path, and the requesting end ([`request`]). A request is at most 4096 bytes
-//! long, and the request and the reply each have a total time limit. Each connection has a small
-//! thread until its request has arrived, so a client that stops in the middle, or sends nothing,
-//! delays no other client; if there are too many such connections, the oldest is closed. The daemon
-//! defines the types of requests and replies. A request that the daemon refuses, or does not know,
-//! is answered with `{"error": WHY}`.
+//! long, and the request and the reply each have a total time limit. Each connection has its own
+//! thread, with a small stack, until its request has arrived, so a client that stops in the middle,
+//! or sends nothing, delays no other client; if there are too many such connections, the oldest is
+//! closed. The daemon defines the types of requests and replies. A request that the daemon refuses,
+//! or does not know, is answered with `{"error": WHY}`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -33,9 +33,9 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_MAX: usize = 4096;
 /// Maximum length of a reply, far above that of any actual reply.
 const REPLY_MAX: usize = 64 << 20;
-/// Maximum number of connections whose request has not arrived yet.
+/// Maximum number of connections whose requests have not arrived yet.
 const SILENT_MAX: usize = 64;
-/// Maximum number of requests that wait for their reply.
+/// Maximum number of requests that are waiting for a reply.
 const WAITING_MAX: usize = 64;
 /// Stack size of a thread that only reads a line.
 const STACK_BYTES: usize = 128 << 10;
@@ -126,8 +126,8 @@ impl ControlSocket {
 }
 
 impl SocketRenewal {
-    /// Recreates the path if it was removed, and logs that. Has no effect once the socket has been
-    /// dropped.
+    /// Recreates the path if it has been removed, and logs that. Has no effect once the socket has
+    /// been dropped.
     pub fn renew(&self) {
         match self.0.renew() {
             Ok(false) => {}
@@ -143,7 +143,7 @@ impl SocketRenewal {
 }
 
 impl Shared {
-    /// Binds again if the path was removed. Returns false if there was no need.
+    /// Binds again if the path has been removed. Returns false if there was no need.
     fn renew(&self) -> io::Result<bool> {
         let mut state = self.state.lock();
         let is_missing = |bound: &Bound| bound.file.is_missing();
@@ -279,7 +279,7 @@ pub fn reply<T: Serialize>(stream: &UnixStream, reply: Result<T, String>) {
 /// Error from a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// No daemon listens on the control socket.
+    /// No daemon is listening on the control socket.
     #[error("no daemon listens on it")]
     NotRunning,
     /// The daemon refuses the request, for this reason.
@@ -291,8 +291,8 @@ pub enum RequestError {
     Io(#[from] io::Error),
 }
 
-/// Sends a request to the daemon that listens on a control socket, and waits for the reply for at
-/// most `timeout`. This also limits connecting to a daemon that no longer accepts.
+/// Sends a request to the daemon listening on a control socket, and waits for the reply for at most
+/// `timeout`. The timeout includes connecting, in case the daemon no longer accepts connections.
 ///
 /// # Errors
 /// See [`RequestError`].
@@ -320,7 +320,7 @@ pub fn request<T: DeserializeOwned>(
 /// Sends a line and reads the reply.
 fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, UnixStream)> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // Also limits the connect, which waits while the backlog is full (unix(7)).
+    // Also limits connecting, which waits while the backlog is full (unix(7)).
     let sending = TIMEOUT.min(timeout);
     socket.set_write_timeout(Some(sending))?;
     socket.connect(&SockAddr::unix(path)?).map_err(|error| match error.kind() {
@@ -339,7 +339,7 @@ fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, U
     Ok((line, stream))
 }
 
-/// Reads a line of at most `max` bytes without its newline, within `limit` as a whole.
+/// Reads a line of at most `max` bytes without its newline, within `limit` in total.
 fn read_line(stream: &UnixStream, max: usize, limit: Duration) -> io::Result<String> {
     let limit = Limit::new("the line", limit);
     let (mut line, mut room) = (Vec::new(), [0; 4096]);
@@ -361,7 +361,7 @@ fn read_line(stream: &UnixStream, max: usize, limit: Duration) -> io::Result<Str
     }
 }
 
-/// Writes a line, within `limit` as a whole.
+/// Writes a line, within `limit` in total.
 fn write_line(stream: &UnixStream, line: &str, limit: Duration) -> io::Result<()> {
     Limit::new("writing", limit).write(stream, format!("{line}\n").as_bytes())
 }

@@ -14,7 +14,7 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 
-/// User with its groups.
+/// A user and its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
     uid: u32,
@@ -104,14 +104,14 @@ fn name_of(uid: u32, passwd: &str) -> Option<&str> {
 }
 
 /// Returns the reason why this process is denied access to a file: to read, or to read and write.
-/// None if no reason is visible.
+/// Returns None if no reason is visible.
 #[must_use]
 pub fn why_denied(path: &Path, write: bool) -> Option<String> {
     User::own()?.obstacle(path, write)
 }
 
 /// Returns the reason why another user will be denied access to a file or directory: to read, or to
-/// read and write. None if the modes grant it, or if they are not visible.
+/// read and write. Returns None if the modes grant it or are not visible.
 #[must_use]
 pub fn why_denied_to(account: &Account, path: &Path, write: bool) -> Option<String> {
     let Account { name, uid, groups, .. } = account;

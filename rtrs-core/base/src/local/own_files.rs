@@ -1,8 +1,8 @@
 //! Small files in the run directory that outlive the process that writes them.
 //!
 //! [`OwnFiles`] holds the checked run directory open. Names are looked up in that directory, even
-//! if its path has been replaced. Symbolic links are followed neither for files that are read nor
-//! for the temporary files that replace them.
+//! if the path has since been replaced. Symbolic links are not followed, neither for files that are
+//! read nor for the temporary files that replace them.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ impl OwnFiles {
         Self { dir: Arc::new(dir) }
     }
 
-    /// Returns the path of a name in the directory that is held open.
+    /// Returns the path to a name in the directory that is held open.
     fn at(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
     }
@@ -35,8 +35,8 @@ impl OwnFiles {
     /// Returns the content of a file, if it exists.
     ///
     /// # Errors
-    /// The system's error; `FilesystemLoop` for a symbolic link; `InvalidData` for anything but a
-    /// regular file of at most 4096 bytes of text.
+    /// The system's error; `FilesystemLoop` for a symbolic link; `InvalidData` for anything other
+    /// than a regular file with at most 4096 bytes of text.
     pub fn read(&self, name: &str) -> io::Result<Option<String>> {
         let Some(file) = self.open(name)? else { return Ok(None) };
         let meta = file.metadata()?;
@@ -58,8 +58,7 @@ impl OwnFiles {
         }
     }
 
-    /// Sets the times of a file to now, if it exists, so that a program that removes old files
-    /// keeps it.
+    /// Sets a file's times to now, if it exists, so that programs that remove old files keep it.
     ///
     /// # Errors
     /// The system's error; `FilesystemLoop` for a symbolic link.

@@ -1,7 +1,7 @@
 //! Paths in the file system: the run directory and Unix socket paths.
 //!
-//! [`RunDir`] determines the location and names of control sockets. The checks of a socket path
-//! cover its length and whether a process listens on it. Problems are reported as a [`PlaceError`],
+//! [`RunDir`] determines the location and names of control sockets. Socket paths are checked for
+//! their length and for a process that listens on them. Problems are reported as a [`PlaceError`],
 //! which each daemon converts to its command's error.
 
 use std::env;
@@ -20,7 +20,7 @@ use crate::settings::{CommandError, ErrorClass};
 
 /// Maximum length of a Unix socket path in bytes: `sun_path` has 108 including the NUL (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Maximum length in bytes of an encoded session name that is used unabridged in a file name.
+/// Maximum length in bytes of an encoded session name that is used in full in a file name.
 const STEM_BYTES_MAX: usize = 48;
 /// Suffix of servers' control sockets.
 const SERVER_ENDING: &str = ".srv";
@@ -78,15 +78,15 @@ impl<K: ErrorClass> From<PlaceError> for CommandError<K> {
     }
 }
 
-/// Directory of control sockets.
+/// Directory for control sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir(PathBuf);
 
 impl RunDir {
-    /// Default directory of root.
+    /// Default directory for root.
     pub const OF_ROOT: &str = "/run/rtrs";
-    /// Default directory of a server that root has started and that then runs as another user:
-    /// [`OF_ROOT`](Self::OF_ROOT) belongs to root, whose sessions use it.
+    /// Default directory for a server that is started by root but runs as another user:
+    /// [`OF_ROOT`](Self::OF_ROOT) belongs to root, for root's own sessions.
     pub const OF_SERVER: &str = "/run/rtrs-server";
 
     /// Returns the given directory, made absolute, or the default: `/run/rtrs` for root, otherwise
@@ -175,8 +175,8 @@ impl RunDir {
         Ok(paths)
     }
 
-    /// Returns the default directory of every user, with the user's ID, for use by root.
-    /// Directories that are not exclusively that user's are omitted.
+    /// Returns each user's default directory, with the user's ID, for use by root. Directories that
+    /// do not belong to that user alone are omitted.
     #[must_use]
     pub fn of_all_users() -> Vec<(u32, Self)> {
         Self::below(Path::new("/"))
@@ -200,7 +200,7 @@ impl RunDir {
         dirs
     }
 
-    /// Creates the directory, for this user only, if it does not exist, and checks it.
+    /// Creates the directory, accessible only to this user, if it does not exist, and checks it.
     ///
     /// # Errors
     /// [`PlaceProblem::System`] if it cannot be created, and those of [`check`](Self::check).
@@ -238,7 +238,7 @@ impl RunDir {
         self.opened_of(allowed).map(drop)
     }
 
-    /// Returns the small files of this directory, which must exist and pass [`check`](Self::check).
+    /// Returns the small files in this directory, which must exist and pass [`check`](Self::check).
     ///
     /// # Errors
     /// Those of [`check`](Self::check), and [`PlaceProblem::System`] if it does not exist.
@@ -255,7 +255,7 @@ impl RunDir {
         self.opened_of(effective_user())
     }
 
-    /// Opens and checks a directory of this user, if it exists.
+    /// Like [`opened`](Self::opened), for a directory that must belong to the user `uid`.
     fn opened_of(&self, uid: u32) -> Result<Option<fs::File>, PlaceError> {
         let shown = self.0.display();
         let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
@@ -300,8 +300,7 @@ impl RunDir {
     }
 }
 
-/// Opens the log of a session for appending, and creates it if necessary. A symbolic link is
-/// refused.
+/// Opens a session's log for appending, creating it if necessary. Symbolic links are refused.
 ///
 /// # Errors
 /// The system's error; `FilesystemLoop` (ELOOP) for a symbolic link.
@@ -321,7 +320,7 @@ fn stem(name: &str) -> String {
         }
     }
     if stem.len() > STEM_BYTES_MAX {
-        // '~' and the hash are 17 bytes; '~' never occurs in a name that is used unabridged.
+        // '~' and the hash are 17 bytes; '~' never occurs in a name that is used in full.
         stem.truncate(STEM_BYTES_MAX - 17);
         stem.push_str(&format!("~{:016x}", fnv1a(name.as_bytes())));
     }
@@ -374,7 +373,7 @@ pub fn absolute_path(what: &str, path: &Path) -> Result<PathBuf, PlaceError> {
     })
 }
 
-/// Refuses socket paths that the system cannot bind.
+/// Refuses socket paths that the system cannot bind to.
 ///
 /// # Errors
 /// [`PlaceProblem::Usage`], naming the path as `what`.
@@ -437,7 +436,7 @@ pub fn socket_state(path: &Path) -> Result<SocketState, PlaceError> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     match socket.connect(&SockAddr::unix(path).map_err(failed)?) {
-        // A full backlog (EAGAIN) also means that a process listens.
+        // A full backlog (EAGAIN) also means that a process is listening.
         Ok(()) => Ok(SocketState::InUse),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(SocketState::InUse),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(SocketState::Stale),
@@ -495,7 +494,8 @@ mod tests {
         );
         let error = RunDir(file.join("below")).check().unwrap_err();
         assert!(format!("{:?}", error.source).contains("NotADirectory"), "{error:?}");
-        // Use a directory of another user: for a user, root's; for root, one with a changed owner.
+        // Use another user's directory: root's, or if the test runs as root, one whose owner was
+        // changed.
         let is_root = effective_user() == 0;
         let other = if is_root { scratch.0.clone() } else { "/".into() };
         if is_root {

@@ -1,4 +1,4 @@
-//! Notifications to the service manager by sd_notify(3): the maximum startup time, readiness,
+//! Notifications to the service manager using sd_notify(3): the maximum startup time, readiness,
 //! shutdown, and periodic watchdog messages.
 //!
 //! A message is a datagram to the socket in NOTIFY_SOCKET. Without that variable, nothing is sent.
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// Time limit for sending a message, in case the manager is slow to read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// Number of watchdog messages per timeout of the manager: a check may fail twice before the
-/// manager kills the process.
+/// Number of watchdog messages per watchdog timeout: a check may fail twice before the manager
+/// kills the process.
 const CHECKS: u32 = 4;
 
 /// Service manager of the process, if it has one. Clones share the same socket.
@@ -63,7 +63,7 @@ impl ServiceManager {
         self.send(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
     }
 
-    /// Reports that the process is about to end.
+    /// Reports that the process is about to exit.
     pub fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=stopping");
     }

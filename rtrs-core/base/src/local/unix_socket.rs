@@ -1,10 +1,10 @@
-//! Unix sockets with a path: bound safely when several processes want the same path, and removed at
-//! the end.
+//! Unix sockets with a path: bound safely even if several processes want the same path, and removed
+//! when dropped.
 //!
-//! A path without a listener was left behind by a killed process and is replaced. Checking and
-//! replacing are one atomic step for all users of this module: they meanwhile hold a lock on the
-//! directory, so that one of two processes that start at the same time is refused, and neither
-//! listens on a socket that the other has removed. No call waits longer than [`LOCK_PATIENCE`].
+//! A path without a listener was left behind by a killed process and is replaced. All users of this
+//! module hold a lock on the directory while they check and replace, so one of two processes that
+//! start at the same time is refused, and neither listens on a socket that the other has removed.
+//! No call waits longer than [`LOCK_PATIENCE`].
 //!
 //! Used by the NBD listener and by `control.rs`.
 
@@ -20,7 +20,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::rt::peer_pid;
 use crate::time::Duration;
 
-/// Maximum time to wait for the lock of a directory. After that the socket is bound without it,
+/// Maximum time to wait for the lock on a directory. After that, the socket is bound without it,
 /// since any user can lock a directory such as /tmp.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 

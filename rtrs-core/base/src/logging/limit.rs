@@ -1,7 +1,7 @@
 //! Rate limits for repeated log lines, whatever their cause.
 //!
 //! Many lines are caused by peers, including unauthenticated ones, and no peer may fill a disk or
-//! make the journal drop the lines of others. Each call site that logs has a budget, and each peer
+//! cause the journal to drop others' lines. Each call site that logs has a budget, and each peer
 //! has a share of each call site's budget, so that one peer alone cannot exhaust it. Lines beyond a
 //! budget are counted, and the next line that passes reports their number. Call sites that know
 //! more about their lines limit them further (`log_limit.rs`).
@@ -19,7 +19,7 @@ const PLACE: Rate = Rate { burst: 1000, pause: Duration::from_millis(500) };
 /// may log another line.
 const PEER: Rate = Rate { burst: 100, pause: Duration::from_secs(5) };
 /// Maximum number of peers distinguished per call site; a new peer replaces the one that has been
-/// quiet longest.
+/// quiet the longest.
 const PEERS_MAX: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -38,8 +38,8 @@ pub(super) struct Origin<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     LeftOut,
-    /// The line passes; reports the number of lines from this origin that were suppressed since the
-    /// last line that passed.
+    /// The line passes; contains the number of lines from this origin suppressed since the last
+    /// line that passed.
     Passes {
         left_out: u64,
     },
@@ -124,7 +124,7 @@ impl Place {
             return Admission::LeftOut;
         }
         self.budget.lines -= 1;
-        // Includes suppressed lines of peers that were replaced.
+        // Includes suppressed lines from peers that have been replaced.
         Admission::Passes { left_out: left_out + std::mem::take(&mut self.left_out) }
     }
 
@@ -194,7 +194,7 @@ mod tests {
         }
         assert_eq!(passing, PLACE.burst);
         let later = Instant::ZERO + PLACE.pause;
-        // Suppressed lines are counted, including those of forgotten peers.
+        // Suppressed lines are counted, including those from forgotten peers.
         assert_eq!(admitted(&limits, later, Some("new")), Admission::Passes { left_out: 9000 });
         let places = limits.0.lock().unwrap();
         let kept: u64 = places[0].peers.iter().map(|peer| peer.left_out).sum();

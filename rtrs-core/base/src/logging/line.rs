@@ -1,6 +1,6 @@
 //! Log lines: `TIME LEVEL target: message name=value`, a variant for the journal, or JSON.
 //!
-//! Data from a peer may occur in each value and in the message, and must not be able to forge or
+//! Data from a peer may occur in any value and in the message, and must not be able to forge or
 //! hide a field. So a value is quoted unless all its characters are printable and none is a space,
 //! `=`, a quote or a backslash. A message is quoted if it contains a `=` or begins with a quote, so
 //! the first `=` outside quotes belongs to the first field. Control and format characters, such as
@@ -63,7 +63,7 @@ impl Line {
         line
     }
 
-    /// Formats the line, including its end.
+    /// Formats the line, including the newline.
     pub(super) fn text(&self, format: LogFormat) -> String {
         match format {
             LogFormat::Json => self.json(),
@@ -162,7 +162,7 @@ fn push_message(text: &mut String, message: &str) {
     }
 }
 
-/// Returns the priority as in syslog(3).
+/// Returns the syslog(3) priority.
 const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -175,7 +175,7 @@ const fn priority(level: Level) -> u8 {
 /// Formats the events of a process and suppresses those that repeat too often.
 ///
 /// The journal takes lines from standard error with a priority prefix (sd-daemon(3)), and records
-/// time and level itself.
+/// the time and level itself.
 pub(super) struct LineFormat {
     format: LogFormat,
     limits: Limits,
@@ -254,7 +254,7 @@ fn push_escaped(text: &mut String, c: char) {
     }
 }
 
-/// Appends a text in quotes.
+/// Appends text in quotes.
 fn push_quoted(text: &mut String, value: &str) {
     text.push('"');
     for c in value.chars() {
@@ -266,7 +266,7 @@ fn push_quoted(text: &mut String, value: &str) {
     text.push('"');
 }
 
-/// Appends a text as a JSON string without any literal control or format characters.
+/// Appends text as a JSON string without any literal control or format characters.
 fn push_json(text: &mut String, value: &str) {
     text.push('"');
     for c in value.chars() {

@@ -1,6 +1,6 @@
-//! Log of a daemon: selects lines, formats them and writes them to standard error.
+//! Logging for a daemon: selects lines, formats them and writes them to standard error.
 //!
-//! Lines pass through the queue of [`Log`], so that no shard waits for the reader of the log.
+//! Lines pass through the queue of [`Log`], so that no shard has to wait for the log's reader.
 //!
 //! `line.rs` formats · `limit.rs` rate limits for repeated lines
 
@@ -25,8 +25,8 @@ type Change = Box<dyn Fn(EnvFilter) -> Result<(), Error> + Send + Sync>;
 /// Replaces the filter of this process's log, once the log has started.
 static CHANGE: OnceLock<Change> = OnceLock::new();
 
-/// Starts the log of this process; keep the returned value until the process ends. A process that
-/// already has a log, as in tests, keeps it.
+/// Starts the log of this process; keep the returned value until the process ends. If the process
+/// already has a log, as in tests, that one is kept.
 ///
 /// # Errors
 /// Returns the system's error if the thread cannot be started.

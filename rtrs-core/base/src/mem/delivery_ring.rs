@@ -1,11 +1,11 @@
-//! Ring of messages from one process to several: its creator writes, all of them read.
+//! A ring of messages from one process to several: its creator writes, and all the others read.
 //!
 //! Readers copy a message and then advance the tail if it has not moved; if it has, another reader
-//! has taken the message, and the copy is discarded. So there is no lock that a killed reader could
-//! leave held.
+//! has taken the message, and the copy is discarded. So there is no lock that a reader could hold
+//! when it is killed.
 //!
-//! A body that is longer than a quarter of the ring is in a second area, so that the area for usual
-//! messages stays small. Its record in the ring holds its position there.
+//! A body longer than a quarter of the ring is stored in a second area, so that the area for
+//! ordinary messages stays small. Its record in the ring holds its position there.
 //!
 //! Readers poll a connection, not memory. The writer therefore keeps a *token* in the connection
 //! while the ring has messages (`token_words.rs`). The writer trusts the words that readers change
@@ -31,11 +31,11 @@ const AT_TAKEN: usize = 136;
 const AT_WAITS: usize = 140;
 const AT_DATA: usize = 256;
 
-/// Length of the position of a long body.
+/// Length of the field for a long body's position.
 const POSITION_LEN: usize = 8;
 /// Granularity at which the system reclaims memory.
 const PAGE_LEN: usize = 4096;
-/// Number of attempts to take a message. Each fails because another reader has taken it.
+/// Number of attempts to take a message. An attempt fails when another reader takes the message.
 const TAKE_TRIES: usize = 10_000;
 
 /// Location of a ring in shared memory.
@@ -43,9 +43,9 @@ const TAKE_TRIES: usize = 10_000;
 pub(super) struct Place {
     /// Offset of the words.
     pub(super) at: usize,
-    /// Length of the room for messages.
+    /// Length of the area for messages.
     pub(super) len: usize,
-    /// Length of the room for long bodies.
+    /// Length of the area for long bodies.
     pub(super) long_len: usize,
 }
 
@@ -54,7 +54,7 @@ impl Place {
         (self.at + AT_DATA + self.len).next_multiple_of(PAGE_LEN)
     }
 
-    /// Returns the offset of the end.
+    /// Returns the offset at which the ring ends.
     pub(super) fn end(self) -> usize {
         self.long_at() + self.long_len
     }
@@ -63,7 +63,7 @@ impl Place {
 /// Words and data areas of a ring.
 struct Words {
     area: Area,
-    /// Room for long bodies.
+    /// Area for long bodies.
     long: Area,
     /// Offset of the words.
     at: usize,
@@ -93,13 +93,13 @@ impl Words {
 /// Writing end of a ring, in the process that created it.
 pub struct DeliveryWriter {
     words: Words,
-    /// Position after the messages in the ring.
+    /// Position after the last message in the ring.
     written: u64,
-    /// Position after those that readers may take.
+    /// Position after the last message that readers may take.
     published: u64,
     /// Number of the newest token that was sent; wraps.
     token: u32,
-    /// Newest number of a token, sent or not.
+    /// Number of the newest token, sent or not.
     announced: u32,
     long: LongBodies,
 }
@@ -110,8 +110,8 @@ impl DeliveryWriter {
         Self { words, written: 0, published: 0, token: 0, announced: 0, long }
     }
 
-    /// Adds a message of two parts, which [`Self::publish`] lets readers take. Returns false if
-    /// there is no room.
+    /// Adds a message in two parts, which [`Self::publish`] makes available to readers. Returns
+    /// false if there is no room.
     pub fn write(&mut self, head: &[u8], body: &[u8]) -> bool {
         let tail = self.words.load(AT_TAIL);
         let is_long = self.is_long(body.len());
@@ -138,18 +138,18 @@ impl DeliveryWriter {
         len > self.words.area.len / 4
     }
 
-    /// Returns the room of the ring. An invalid tail, which no correct reader writes, leaves none.
+    /// Returns the free space: 0 if the tail is invalid, which no correct reader writes.
     fn room(&self, tail: u64) -> usize {
         let used = usize::try_from(self.written.wrapping_sub(tail)).unwrap_or(usize::MAX);
         self.words.area.len.saturating_sub(used)
     }
 
-    /// Whether messages were written and not published.
+    /// Whether any messages have been written but not published.
     pub fn has_unpublished(&self) -> bool {
         self.written != self.published
     }
 
-    /// Lets readers take all messages that were written.
+    /// Lets readers take all messages written so far.
     pub fn publish(&mut self) {
         self.published = self.written;
         let head = self.words.area.mapping.long(self.words.at + AT_HEAD);
@@ -188,7 +188,8 @@ impl DeliveryWriter {
     }
 
     /// Asks readers to report once there is room for a body of `len` bytes, which was refused, and
-    /// half of the ring is free. Everything must be published. Returns false if that is already so.
+    /// half of the ring is free. Everything must be published. Returns false if there is room
+    /// already.
     pub fn want_room(&mut self, len: usize) -> bool {
         let mut wanted = self.published.saturating_sub(self.words.area.len as u64 / 2);
         if self.is_long(len) {
@@ -201,7 +202,7 @@ impl DeliveryWriter {
     }
 }
 
-/// Reading end of a ring, in any process.
+/// Reading end of a ring, in any of the processes.
 pub struct DeliveryReader(Words);
 
 /// A message that a reader may copy.
@@ -264,12 +265,11 @@ impl<'a> Delivery<'a> {
 pub struct Taken {
     /// No message is left.
     pub is_last: bool,
-    /// The writer waits for a report.
+    /// The writer is waiting for a report.
     pub is_wanted: bool,
 }
 
-/// A ring with an index or a length that the writer does not produce: a program has overwritten
-/// it.
+/// A ring with an index or a length that the writer never produces: a program has overwritten it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed ring: a program has overwritten it")]
 pub struct Overwritten;
@@ -295,7 +295,7 @@ impl DeliveryReader {
     }
 
     /// Copies the next message with `copy`, and takes it unless `keeps` is set. `copy` is called
-    /// again if another reader takes the message in the meantime.
+    /// again if another reader has taken the message.
     ///
     /// # Errors
     /// See [`Overwritten`].
@@ -483,7 +483,7 @@ mod tests {
             writer.write(&[2], &[]);
             assert!(writer.needs_token());
             assert_eq!(writer.next_token(), Some(number));
-            // The token may arrive at any time from now on.
+            // From now on, the token may arrive at any time.
             assert_eq!(reader.newest_token(), number);
             assert!(!reader.is_token_sent(number));
             writer.token_sent();
@@ -492,7 +492,7 @@ mod tests {
             assert!(!take(&reader, false).unwrap().1.is_last);
             assert!(take(&reader, false).unwrap().1.is_last);
             assert!(reader.claim_tokens(number));
-            // A number is not used again, because readers may have claimed it.
+            // A number is not reused, because readers may have claimed it.
             assert_eq!((writer.next_token(), reader.newest_token()), (None, number + 1));
         }
     }
@@ -513,7 +513,7 @@ mod tests {
         assert_eq!(writer.next_token(), Some(2));
         writer.token_sent();
         assert!(!writer.needs_token());
-        // A reader that claimed the first one long ago has taken the second one.
+        // The reader that claimed the first token long ago has taken the second one.
         assert!(!reader.claim_tokens(2) && writer.needs_token());
     }
 
@@ -588,7 +588,7 @@ mod tests {
             let read = || {
                 let mut got = Vec::new();
                 while got.last() != Some(&COUNT) {
-                    // The last messages stay for the other readers.
+                    // The last messages are left for the other readers.
                     let Some((bytes, _)) = take(&reader, true) else {
                         std::thread::yield_now();
                         continue;

@@ -6,7 +6,7 @@ use super::region::MemSlice;
 
 /// Reusable list of slices in the form that `sendmsg` and `recvmsg` take.
 ///
-/// Its users box it and move it into the operation; the completion returns it.
+/// Users box it and move it into the operation; the completion returns it.
 pub struct IoVecs {
     slices: Vec<MemSlice>,
     raw: Vec<libc::iovec>,
@@ -14,7 +14,7 @@ pub struct IoVecs {
     first: usize,
 }
 
-// SAFETY: the raw pointers refer to regions that `slices` keeps alive; regions are Send.
+// SAFETY: the raw pointers point into regions that `slices` keeps alive; regions are Send.
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
@@ -43,7 +43,7 @@ impl IoVecs {
     }
 
     /// Appends a slice. Empty slices are ignored, and a slice that continues the previous one in
-    /// memory extends it. A scattered slice takes room for each of its parts
+    /// memory extends it. A scattered slice needs room for each of its parts
     /// ([`MemSlice::len_of_parts`]). Panics if there is no room.
     pub fn push(&mut self, slice: MemSlice) {
         if slice.is_empty() {
@@ -64,7 +64,7 @@ impl IoVecs {
     }
 
     /// Appends the parts of a scattered slice. If its owner has since assigned more pieces than
-    /// there is room for, the list ends with bounce memory, so that it has the promised length.
+    /// there is room for, the list ends with bounce memory to reach the promised length.
     fn push_parts(&mut self, slice: &MemSlice) {
         let (Some(parts), mut done) = (slice.region().parts(), 0) else { return };
         while done < slice.len() {
@@ -86,8 +86,8 @@ impl IoVecs {
         self.first == self.raw.len()
     }
 
-    /// Fills the slices in order, as a receive would; returns the number of bytes that fit. Serves
-    /// state machines that are driven without a socket; to be called before any `advance`.
+    /// Fills the slices in order, as a receive would; returns the number of bytes that fit. For
+    /// state machines driven without a socket. Must be called before any `advance`.
     pub fn fill_from(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         for slice in &self.slices {
@@ -121,7 +121,7 @@ impl IoVecs {
         at
     }
 
-    /// Skips `count` bytes that were sent or received. Panics past the end.
+    /// Skips `count` bytes that were sent or received. Panics if fewer remain.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {
             let raw = &mut self.raw[self.first];
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(vecs.fill_from(b"abcdefg"), 7);
         assert_eq!(memory.slice(0, 10).unwrap().to_vec(), b"def34g6abc");
 
-        // More pieces than announced: the length of the list is right.
+        // More pieces than announced: the list still has the right length.
         let mut short = IoVecs::new(2);
         short.push(bytes);
         assert_eq!((short.remaining(), short.room()), (7, 0));

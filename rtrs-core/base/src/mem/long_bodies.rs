@@ -1,4 +1,4 @@
-//! Long message bodies of a ring, in an area of their own.
+//! A ring's long message bodies, in an area of their own.
 
 use std::collections::VecDeque;
 
@@ -12,14 +12,14 @@ pub(super) struct LongBody<'a> {
     pub(super) end: u64,
 }
 
-/// Long bodies of a ring, for its writer.
+/// A ring's long bodies, as seen by its writer.
 #[derive(Default)]
 pub(super) struct LongBodies {
-    /// Position after the bodies that were written.
+    /// Position after the bodies that have been written.
     written: u64,
-    /// Position after those that readers have taken.
+    /// Position after the bodies that readers have taken.
     released: u64,
-    /// For each other body, the positions after its message in the ring and after the body itself.
+    /// For each body in between, the positions after its message in the ring and after the body.
     ends: VecDeque<(u64, u64)>,
 }
 
@@ -29,7 +29,7 @@ impl LongBodies {
         self.written
     }
 
-    /// Writes a body. Returns false if there is no room. `tail` is the ring's.
+    /// Writes a body. Returns false if there is no room. `tail` is that of the ring.
     pub(super) fn write(&mut self, area: &Area, tail: u64, body: LongBody<'_>) -> bool {
         self.release(tail);
         let used = usize::try_from(self.written - self.released).unwrap_or(usize::MAX);

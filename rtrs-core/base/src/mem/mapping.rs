@@ -54,8 +54,8 @@ impl Mapping {
         self.len
     }
 
-    /// Returns the word at an offset. Panics outside the memory and at unaligned offsets, both of
-    /// which are bugs in the caller.
+    /// Returns the word at an offset. Panics if the offset is unaligned or outside the memory, both
+    /// of which are bugs in the caller.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
             offset.is_multiple_of(4) && offset + 4 <= self.len,
@@ -67,7 +67,7 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// Returns the double word at an offset, as [`Self::word`] does.
+    /// Returns the double word at an offset, like [`Self::word`].
     pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
         assert!(
             offset.is_multiple_of(8) && offset + 8 <= self.len,
@@ -79,7 +79,7 @@ impl Mapping {
     }
 
     /// Copies bytes to an offset. Within a process, the caller uses an atomic word to order this
-    /// before reads of the bytes. Panics outside the memory.
+    /// before reads of the bytes. Panics if the range is outside the memory.
     pub(super) fn write_bytes(&self, offset: usize, bytes: &[u8]) {
         let to = self.bytes(offset, bytes.len());
         // SAFETY: the target is inside the mapping, to which no Rust references to bytes exist; the

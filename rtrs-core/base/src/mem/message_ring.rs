@@ -1,12 +1,12 @@
-//! Ring of messages in memory that several processes share: all of them write, its creator reads.
+//! Ring of messages in memory shared by several processes: all write, and its creator reads.
 //!
 //! The reader does not trust the writers: it reads each index and length once, checks it, and
 //! copies messages out. A writer that breaks the ring makes it [`Malformed`].
 //!
 //! A writer that finds the ring full, or in use by another writer, is refused and must send its
-//! message another way. So a writer that is killed while it writes blocks no other writer; the ring
-//! then refuses all later messages. Each message carries a stamp, by which its reader can order it
-//! among messages that took the other way.
+//! message another way. So a writer that is killed while writing blocks no other writer; the ring
+//! then refuses all later messages. Each message carries a stamp, by which the reader can order it
+//! among messages that were sent another way.
 
 use std::fmt;
 use std::io;
@@ -109,8 +109,8 @@ pub fn create_ring(name: &str, sizes: RingSizes) -> io::Result<OwnEnds> {
 /// afterwards.
 ///
 /// # Errors
-/// The system's error; `InvalidData` for memory that could be shortened while it is used, or that
-/// has a different size.
+/// The system's error; `InvalidData` for memory that could be shortened while in use, or that has a
+/// different size.
 pub fn open_ring(fd: BorrowedFd<'_>, sizes: RingSizes) -> io::Result<OtherEnds> {
     let is_sealed = fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
     let size = usize::try_from(fstat(fd)?.st_size).map_err(io::Error::other)?;
@@ -130,7 +130,7 @@ fn words(area: &Area) -> RingWords<'_, AtomicU32> {
     RingWords { lock: word(AT_LOCK), head, tail, sleep: word(AT_SLEEP) }
 }
 
-/// Converts a length, which is below a ring's.
+/// Converts a length, which is less than that of a ring.
 fn word(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -138,7 +138,7 @@ fn word(len: usize) -> u32 {
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// The message is in the ring, and the reader finds it.
+    /// The message is in the ring, and the reader will find it.
     Done,
     /// The message is in the ring, and the writer must wake the reader and then call
     /// [`RingWriter::woken`].
@@ -155,7 +155,7 @@ pub struct WakeToken(u32);
 pub struct RingWriter(Area);
 
 impl RingWriter {
-    /// Adds a message that consists of these parts, with the stamp that `stamp` returns.
+    /// Adds a message consisting of these parts, with the stamp that `stamp` returns.
     pub fn write<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]> + Clone,

@@ -2,8 +2,8 @@
 //!
 //! A region lends no references, because other holders may change its bytes. [`OwnedBytes`] is the
 //! only handle to its region, so it can lend them. [`OwnedBytes::share`] turns it into handles for
-//! an IO, and [`OwnedBytes::reclaim`] turns the last of them back. Memory that is not a vector,
-//! such as that of a C program, is wrapped by [`OwnedBytes::foreign`].
+//! an IO, and [`OwnedBytes::reclaim`] turns the last of them back into an [`OwnedBytes`]. Memory
+//! that is not a vector, such as that of a C program, is wrapped by [`OwnedBytes::foreign`].
 
 use std::any::Any;
 use std::fmt;
@@ -80,8 +80,8 @@ impl From<Vec<u8>> for OwnedBytes {
     fn from(mut bytes: Vec<u8>) -> Self {
         let len = bytes.len();
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or_else(NonNull::dangling);
-        // SAFETY: the vector, whose bytes do not move with it, keeps them allocated until the
-        // region drops it, and nothing else uses it.
+        // SAFETY: the bytes do not move with the vector and stay allocated until the region drops
+        // it; nothing else uses it.
         let region = unsafe { Region::foreign(base, len, bytes) };
         Self { region }
     }
@@ -92,7 +92,7 @@ impl Deref for OwnedBytes {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the vector, or the caller of `foreign`, has initialized these bytes. This is the
-        // only handle of the region, so no operation or slice uses it, and changes need `&mut
+        // only handle to the region, so no operation or slice uses it, and changes need `&mut
         // self`.
         unsafe { slice::from_raw_parts(self.region.address(0), self.region.len()) }
     }

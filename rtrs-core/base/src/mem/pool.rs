@@ -1,4 +1,4 @@
-//! Fixed pools of equal buffers in one region. A pool never grows or allocates after its creation.
+//! Fixed pools of equally sized buffers in one region. A pool never allocates once it is created.
 
 use std::io;
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::region::{MemSlice, Region};
 use super::scatter::{Scatter, ScatterError};
 
-/// Equal buffers cut from one region, handed out and taken back by index.
+/// Equally sized buffers in one region, handed out and returned by index.
 #[derive(Debug)]
 pub struct Pool {
     region: Arc<Region>,
-    /// Pieces of the buffers, if they are scattered.
+    /// Pieces of the buffers, if the pool is scattered.
     scatter: Option<Arc<Scatter>>,
     buffer_len: usize,
     free: Vec<u32>,
@@ -30,7 +30,7 @@ impl Pool {
     }
 
     /// Creates a pool of `count` buffers of `buffer_len` bytes each, whose bytes are in pieces of
-    /// other regions, set by [`Self::assign`].
+    /// other regions, assigned by [`Self::assign`].
     ///
     /// # Errors
     /// See [`Self::new`].
@@ -58,8 +58,8 @@ impl Pool {
     }
 
     /// Assigns pieces to a taken buffer of a scattered pool, and returns the bytes that they hold.
-    /// The regions of the pieces stay alive until the buffer has other pieces or none, and until
-    /// the last operation on its bytes has ended.
+    /// The pieces' regions stay alive until the buffer has other pieces or none, and the last
+    /// operation on its bytes has ended.
     ///
     /// # Errors
     /// Returns the rule that the pieces break; the buffer then has no pieces.

@@ -6,7 +6,7 @@
 //! copies them out first. [`MemSlice`] names a part of a region and keeps the region alive; an
 //! operation in flight owns its slices until its completion, so memory in use by the kernel is
 //! never unmapped. That includes memory owned by others ([`Region::foreign`], [`Region::shared`]):
-//! its owner drops the region, and the memory is released after the last IO that names it.
+//! its owner drops the region, and the memory is released after the last IO that uses it.
 
 use std::any::Any;
 use std::fmt;
@@ -53,7 +53,7 @@ pub(super) trait Parts: Send + Sync {
     /// Returns the memory of the longest prefix of a nonempty range that is in one part.
     fn first_part(&self, offset: usize, len: usize) -> MemSlice;
 
-    /// Calls `act` for the parts of a range, in order, with the number of bytes before each.
+    /// Calls `act` for each part of a range, in order, with the number of bytes before it.
     fn each(&self, offset: usize, len: usize, act: &mut dyn FnMut(usize, &MemSlice)) {
         let mut done = 0;
         while done < len {
@@ -125,8 +125,8 @@ impl Region {
     }
 
     /// Maps a part of a file that other processes map too. The offset must be a multiple of the
-    /// page size. The caller trusts those who can shorten the file: an access beyond its end kills
-    /// the process.
+    /// page size. The caller must trust whoever can shorten the file: an access beyond its end
+    /// kills the process.
     ///
     /// # Errors
     /// See [`Region::new`].
@@ -134,7 +134,7 @@ impl Region {
         Self::map_shared(file, offset, len).map(Arc::new)
     }
 
-    /// Maps a part of a file as [`Region::shared`] does. Where the process survives truncations
+    /// Maps a part of a file as [`Region::shared`] does. If the process survives truncations
     /// ([`survive_truncations`](super::survive_truncations)), an access beyond the end of the file
     /// finds zeroes and sets the alarm.
     ///
@@ -179,8 +179,8 @@ impl Region {
         Self::of_mapping(base, len, 0, Backing::Shared { watch: None })
     }
 
-    /// Makes a region of memory that belongs to `owner`, which is dropped when the last holder of
-    /// the region is: the memory is in use until then.
+    /// Makes a region out of memory that belongs to `owner`, which is dropped when the last holder
+    /// of the region is: the memory is in use until then.
     ///
     /// # Safety
     /// The `len` bytes at `base` are mapped for reading and writing until `owner` is dropped, and
@@ -194,8 +194,8 @@ impl Region {
     }
 
     /// Creates another handle to a region, with the same ID and bytes. The handle keeps the region
-    /// and `owner` until the handle's last holder is dropped, so that dropping `owner` signals the
-    /// end of one of several uses of the memory. Panics if the region is scattered.
+    /// and `owner` alive until the handle's last holder is dropped, so that dropping `owner`
+    /// signals the end of one of several uses of the memory. Panics if the region is scattered.
     pub fn alias(of: &Arc<Self>, owner: impl Any + Send + Sync) -> Arc<Self> {
         assert!(!of.is_scattered(), "scattered bytes have no other handle");
         let Self { base, len, stride, id, .. } = **of;
@@ -279,7 +279,7 @@ impl Region {
         self.usage.iter().for_each(|usage| usage.limit(units));
     }
 
-    /// Must be called before placing a peer's bytes in memory that counts once written. Returns
+    /// Must be called before placing a peer's bytes in memory that is counted once written. Returns
     /// false if the peer may not write there.
     pub fn admit_write(&self, offset: usize, len: usize) -> bool {
         self.usage.as_ref().is_none_or(|usage| usage.admit(offset, len))
@@ -509,7 +509,7 @@ impl MemSlice {
         self.len == 0
     }
 
-    /// Extends the slice by one that continues it in memory. Returns false if `next` does not, or
+    /// Extends the slice by one that follows it in memory. Returns false if `next` does not, or
     /// holds a different handle to the region: each handle stays until its own use has ended.
     #[inline]
     pub(super) fn extend(&mut self, next: &Self) -> bool {
@@ -528,13 +528,13 @@ impl MemSlice {
         Some(Self { region: Arc::clone(&self.region), offset: self.offset + from, len })
     }
 
-    /// Copies bytes out, starting `from` bytes into the slice. Panics outside the slice.
+    /// Copies bytes out, from offset `from` of the slice. Panics if the range exceeds the slice.
     pub fn copy_out(&self, from: usize, to: &mut [u8]) {
         assert!(from <= self.len && to.len() <= self.len - from, "copy outside the slice");
         self.region.copy_out(self.offset + from, to);
     }
 
-    /// Copies bytes in, starting `at` bytes into the slice. Panics outside the slice.
+    /// Copies bytes in, at offset `at` of the slice. Panics if the range exceeds the slice.
     pub fn copy_in(&self, at: usize, from: &[u8]) {
         assert!(at <= self.len && from.len() <= self.len - at, "copy outside the slice");
         self.region.copy_in(self.offset + at, from);
@@ -580,8 +580,8 @@ impl MemSlice {
         self.region.parts().map_or(len, |all| all.len_of(parts, self.offset, len))
     }
 
-    /// Returns the bounce memory of the bytes, if the region is scattered: memory in one piece for
-    /// a device that cannot reach the pieces.
+    /// Returns the bounce memory of the bytes, if the region is scattered: contiguous memory for a
+    /// device that cannot access the pieces.
     pub fn bounce(&self) -> Option<Self> {
         self.region.parts()?.bounce().slice(self.offset, self.len)
     }
@@ -593,7 +593,7 @@ impl MemSlice {
         }
     }
 
-    /// Copies the bounce memory to the bytes. Does nothing unless the region is scattered.
+    /// Copies the bytes back from their bounce memory. Does nothing unless the region is scattered.
     pub fn drain_bounce(&self) {
         if let Some(bounce) = self.bounce() {
             self.copy_from(&bounce);

@@ -1,8 +1,8 @@
 //! Words of a message ring, and the order in which writers and the reader access them.
 //!
-//! A writer publishes a message and then checks whether the reader sleeps. The reader announces
-//! that it sleeps and then looks for messages. A fence between the two accesses of each side lets
-//! at least one side see what the other did, so no message waits for a reader that sleeps.
+//! A writer publishes a message and then checks whether the reader is asleep. The reader announces
+//! that it sleeps and then looks for messages. A fence between each side's two accesses lets at
+//! least one side see what the other did, so no message waits for a sleeping reader.
 //!
 //! The sleep word is odd while the reader sleeps, and grows with each change: a writer that was
 //! slow to clear it cannot clear the word of a later sleep. The word is cleared after the reader
@@ -56,7 +56,7 @@ pub(super) struct RingWords<'a, W> {
     pub(super) lock: &'a W,
     /// Total length of the published messages; wraps.
     pub(super) head: &'a W,
-    /// Total length of the messages that were read.
+    /// Total length of the messages that have been read.
     pub(super) tail: &'a W,
     /// Odd while the reader sleeps.
     pub(super) sleep: &'a W,
@@ -79,8 +79,8 @@ impl<W: Word> RingWords<'_, W> {
         self.lock.store(0, Ordering::Release);
     }
 
-    /// Publishes all messages before `head`. If the reader sleeps, returns the value of the sleep
-    /// word, to be passed to [`Self::woken`].
+    /// Publishes all messages before `head`. If the reader is asleep, returns the value of the
+    /// sleep word, to be passed to [`Self::woken`].
     pub(super) fn publish(&self, head: u32) -> Option<u32> {
         self.head.store(head, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -98,7 +98,7 @@ impl<W: Word> RingWords<'_, W> {
         self.head.load(Ordering::Acquire)
     }
 
-    /// Returns the end of the messages that were read, whose space is free.
+    /// Returns the end of the messages that have been read, whose space is free.
     pub(super) fn released(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
@@ -108,7 +108,7 @@ impl<W: Word> RingWords<'_, W> {
         self.tail.store(tail, Ordering::Release);
     }
 
-    /// Announces a sleep of the reader with an odd value. The reader looks for messages afterwards.
+    /// Announces with an odd value that the reader sleeps. The reader then looks for messages.
     pub(super) fn sleeps(&self, sleep: u32) {
         self.sleep.store(sleep, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -117,7 +117,7 @@ impl<W: Word> RingWords<'_, W> {
     /// Announces the end of a sleep with an even value.
     pub(super) fn awakes(&self, sleep: u32) {
         // A store would do, because it cannot come between the halves of an exchange by a writer.
-        // The model takes that into account only for a swap.
+        // The model reflects that only for a swap.
         self.sleep.swap(sleep, Ordering::Relaxed);
     }
 }
@@ -180,7 +180,7 @@ mod loom_model {
             has_room
         }
 
-        /// Reads until the reader sleeps without a wakeup. Returns the messages.
+        /// Reads until the reader sleeps and no wakeup is pending. Returns the messages.
         fn read(&self) -> Vec<u32> {
             let (words, mut got, mut sleep) = (self.words(), Vec::new(), 0);
             loop {

@@ -5,8 +5,8 @@
 //! accesses the region accesses the pieces. So a buffer is one range for all code between its owner
 //! and the socket: it is split, registered and opened to a peer like contiguous memory.
 //!
-//! Devices need contiguous memory. For them the region has bounce memory, at the same offsets; a
-//! provider that uses it copies between bounce memory and pieces. Bounce memory is backed only
+//! Devices need contiguous memory. For them, the region has bounce memory, at the same offsets; a
+//! provider that uses it copies between bounce memory and the pieces. Bounce memory is backed only
 //! where it is used. It also holds the bytes of a buffer that are in no piece, so an access never
 //! fails: a late write to a buffer that its owner has taken back reaches no other memory.
 
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::region::{MemSlice, Parts, Region};
 
-/// Maximum number of pieces of a buffer.
+/// Maximum number of pieces in a buffer.
 pub const PIECES_MAX: usize = 128;
 
 /// Reason why pieces cannot be assigned to a buffer.
@@ -40,7 +40,7 @@ pub enum ScatterError {
 /// Piece of a buffer.
 #[derive(Debug)]
 struct Piece {
-    /// Offset of the byte after the piece, in the buffer.
+    /// Offset in the buffer of the byte after the piece.
     end: usize,
     memory: MemSlice,
 }
@@ -64,7 +64,7 @@ impl Scatter {
         Ok(Arc::new(Self { bounce, buffer_len, buffers }))
     }
 
-    /// Replaces the pieces of a buffer. Returns their length; no pieces are assigned on error.
+    /// Replaces the pieces of a buffer. Returns their length; on error, no pieces are assigned.
     pub(super) fn assign(
         &self,
         buffer: u32,
@@ -131,8 +131,7 @@ mod tests {
         bytes
     }
 
-    /// Returns pieces of `memory` in a shuffled order, with a gap after each, and their total
-    /// length.
+    /// Returns pieces of `memory` in shuffled order, with a gap after each, and their total length.
     fn pieces(prng: &mut Prng, memory: &Arc<Region>, count: usize) -> (Vec<MemSlice>, usize) {
         let room = LEN / count;
         let piece = |at: usize| {

@@ -1,7 +1,7 @@
-//! Memory that one process writes and others read: 32-bit words, addressed by offset.
+//! Memory that one process writes to and others read: 32-bit words, addressed by offset.
 //!
 //! The writer creates the memory ([`SharedMemory::create`]) and passes its descriptor on; no other
-//! process can map it for writing, or change its size. Readers may wait until a word changes.
+//! process can map it for writing or change its size. Readers may wait until a word changes.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Creates `len` bytes of zeroes that only this process can write.
+    /// Creates `len` zeroed bytes that only this process can write to.
     ///
     /// # Errors
     /// The system's error; `InvalidInput` for a length of zero.
@@ -41,7 +41,7 @@ impl SharedMemory {
     /// Maps memory that another process has created.
     ///
     /// # Errors
-    /// The system's error; `InvalidData` for memory that could be shortened while readers use it.
+    /// The system's error; `InvalidData` for memory that could be truncated while readers use it.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
         if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             let text = "the memory is not sealed against shrinking";
@@ -66,12 +66,12 @@ impl SharedMemory {
         self.len() == 0
     }
 
-    /// Reads a word. All writes made before the word was stored are then visible.
+    /// Reads a word. All writes made before the word was stored are visible afterwards.
     pub fn load(&self, offset: usize) -> u32 {
         self.mapping.word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes a word after all earlier writes. Panics for readers.
+    /// Writes a word after all earlier writes. Panics if called by a reader.
     pub fn store(&self, offset: usize, value: u32) {
         assert!(self.is_writer, "a reader does not write");
         self.mapping.word(offset).store(value, Ordering::Release);
@@ -91,7 +91,7 @@ impl SharedMemory {
         }
     }
 
-    /// Wakes all threads that wait for a word.
+    /// Wakes all threads that are waiting for a word.
     pub fn wake(&self, offset: usize) {
         // Fails only for an invalid address.
         let word = self.mapping.word(offset);

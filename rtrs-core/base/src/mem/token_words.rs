@@ -3,9 +3,9 @@
 //! A token is a packet with a number, one higher than the previous token's. The writer sends a
 //! token before it publishes messages, unless readers have left the newest one in the connection. A
 //! reader that finds no message *claims* the newest token: it raises the number of taken tokens,
-//! looks again for messages, and then takes all tokens up to the claimed one from the connection.
-//! The writer checks that number once more after publishing. A fence between the two accesses of
-//! each side lets at least one of them see the other, so no message is left without a token.
+//! looks for messages again, and then takes all tokens up to the claimed one from the connection.
+//! The writer checks that number once more after publishing. A fence between each side's two
+//! accesses lets at least one side see the other's write, so no message is left without a token.
 //!
 //! The number of taken tokens only grows, and any reader may take any token that it has claimed.
 //! Another reader may have claimed the same token and taken it. The late reader then finds a newer
@@ -17,11 +17,11 @@ use crate::sync::atomic::{Ordering, fence};
 
 use super::ring_words::Word;
 
-/// Number of attempts to raise the number of taken tokens. Each fails because another reader has
-/// raised it.
+/// Number of attempts to raise the number of taken tokens. An attempt fails only if another reader
+/// has raised it.
 const RAISE_TRIES: usize = 1000;
 
-/// Words for the tokens of a connection. All are numbers of tokens, which wrap.
+/// Words for the tokens of a connection. All are token numbers, which wrap around.
 #[derive(Clone, Copy)]
 pub(super) struct TokenWords<'a, W> {
     /// Newest token that was sent or is about to be sent.
@@ -34,8 +34,8 @@ pub(super) struct TokenWords<'a, W> {
 
 impl<W: Word> TokenWords<'_, W> {
     /// Announces the token to be sent next. Returns false if there are no messages: the reader that
-    /// took the last one may not have seen the token. No token gets this number then, because a
-    /// reader may have claimed it before messages that a later token announces.
+    /// took the last one may not have seen the token. In that case, no token is given this number:
+    /// a reader may have claimed it before the messages that a later token announces.
     pub(super) fn announce(&self, number: u32, has_messages: impl FnOnce() -> bool) -> bool {
         self.announced.store(number, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -111,7 +111,7 @@ mod loom_model {
 
     const MESSAGES: u32 = 2;
 
-    /// Ring without content, and its connection.
+    /// A ring without contents, and its connection.
     struct Ring {
         head: AtomicU32,
         tail: AtomicU32,
@@ -120,7 +120,7 @@ mod loom_model {
         taken: AtomicU32,
         /// Tokens in the connection.
         tokens: Mutex<VecDeque<u32>>,
-        /// Whether a reader asks for another token.
+        /// Whether a reader has asked for another token.
         is_asked: AtomicBool,
     }
 
@@ -192,7 +192,7 @@ mod loom_model {
                     continue;
                 }
                 if got != number && !self.words().claim(got, || self.is_empty()) {
-                    // Loom does not order a store after the swap of another thread.
+                    // Loom does not order a store after another thread's swap.
                     self.is_asked.swap(true, Ordering::AcqRel);
                 }
                 return;
@@ -239,7 +239,7 @@ mod loom_model {
         while !ring.is_empty() {
             ring.take();
         }
-        // A call goes on until it finds none.
+        // A real call continues until it finds none.
         for _ in 0..2 * MESSAGES {
             ring.receive();
         }

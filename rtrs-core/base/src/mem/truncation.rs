@@ -5,8 +5,8 @@
 //! time, which must not affect other users' volumes. Such regions are mapped with a
 //! [`TruncationAlarm`] and registered here. The handler that [`survive_truncations`] installs maps
 //! zeroes over the lost pages of a registered region and sets its alarm. SIGBUS on other memory
-//! ends the process as usual. Daemons install the handler; a library leaves the signals of its
-//! program alone. `zeroes` has the memory, and `share` limits the regions of each front end.
+//! ends the process as usual. Daemons install the handler; a library leaves its program's signals
+//! alone. `zeroes` provides the memory, and `share` limits the regions of each front end.
 
 mod share;
 mod zeroes;
@@ -23,11 +23,11 @@ pub use share::RegionShare;
 use share::{REGIONS_MAX, RegionPart};
 use zeroes::PAGE;
 
-/// Value of an entry's start when the entry has no region.
+/// Value of an entry's `start` if the entry has no region.
 const FREE: usize = 0;
-/// Value of an entry's start while the entry changes.
+/// Value of an entry's `start` while the entry is being changed.
 const TAKEN: usize = 1;
-/// Value of an entry's `lost` while no page was replaced.
+/// Value of an entry's `lost` while no page has been replaced.
 const NONE_LOST: usize = usize::MAX;
 
 /// Flag and event that are set when the file of a registered region is truncated.
@@ -35,7 +35,7 @@ const NONE_LOST: usize = usize::MAX;
 pub struct TruncationAlarm {
     is_set: AtomicBool,
     event: OwnedFd,
-    /// Share of the registered regions to which those with this alarm belong.
+    /// Share to which the regions registered with this alarm belong.
     share: Arc<RegionShare>,
 }
 
@@ -43,7 +43,7 @@ impl TruncationAlarm {
     /// Creates an alarm that is not set.
     ///
     /// # Errors
-    /// The system's error if there is no descriptor left.
+    /// The system's error if there are no descriptors left.
     pub fn new() -> io::Result<Arc<Self>> {
         Self::of(RegionShare::common())
     }
@@ -51,7 +51,7 @@ impl TruncationAlarm {
     /// Creates an alarm whose regions belong to this share.
     ///
     /// # Errors
-    /// The system's error if there is no descriptor left.
+    /// The system's error if there are no descriptors left.
     pub fn of(share: Arc<RegionShare>) -> io::Result<Arc<Self>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arc::new(Self { is_set: AtomicBool::new(false), event, share }))
@@ -86,7 +86,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Records that the pages from this address to the end of the region were replaced.
+    /// Records that the pages from this address to the end of the region have been replaced.
     fn note_lost(&self, from: usize) {
         self.lost.fetch_min(from, Ordering::SeqCst);
     }
@@ -165,16 +165,16 @@ fn find(address: usize) -> Option<Found> {
         let start = entry.start.load(Ordering::SeqCst);
         let end = entry.end.load(Ordering::SeqCst);
         let alarm = entry.alarm.load(Ordering::SeqCst).cast_const();
-        // An entry that has changed meanwhile is not the one sought: the region being accessed is
-        // still registered.
+        // An entry that has changed in the meantime is not the one sought: the region being
+        // accessed is still registered.
         let is_same = entry.start.load(Ordering::SeqCst) == start;
         let fits = start > TAKEN && (start..end).contains(&address);
         (is_same && fits).then_some(Found { entry, start, end, alarm })
     })
 }
 
-/// Keeps the process alive when files of registered regions become shorter. Call it in daemons
-/// only.
+/// Keeps the process alive when files of registered regions become shorter. Only daemons may call
+/// it.
 ///
 /// # Errors
 /// The system's error.
@@ -184,7 +184,7 @@ pub fn survive_truncations() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler is a function of the type that SA_SIGINFO asks for, and only makes calls
+    // SAFETY: the handler is a function of the type that SA_SIGINFO requires, and only makes calls
     // that are allowed in handlers. It replaces the standard library's handler, which only
     // distinguishes stack overflows from other faults.
     let code = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
@@ -193,15 +193,15 @@ pub fn survive_truncations() -> io::Result<()> {
 
 /// Handles SIGBUS, then returns to the access, which now succeeds or ends the process.
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes information on the signal, which includes an address if the code is
-    // that of a fault; errno belongs to the thread.
+    // SAFETY: the kernel passes information on the signal, which includes an address if the code
+    // indicates a fault; errno belongs to the thread.
     let (code, address, errno) =
         unsafe { ((*info).si_code, (*info).si_addr() as usize, libc::__errno_location()) };
     // SAFETY: the location is valid as long as the thread runs.
     let before = unsafe { *errno };
     if code != libc::BUS_ADRERR || !replace_lost(address) {
-        // SAFETY: both calls take numbers. The signal is blocked until the handler has returned,
-        // and then has its default action.
+        // SAFETY: both calls take only numbers. The signal is blocked until the handler has
+        // returned, and then has its default action.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
@@ -212,13 +212,13 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, _context: 
 }
 
 /// Maps zeroes over a registered region from the page of `address` to its end: pages after a lost
-/// page are lost too. Returns false if there is no such region, or no memory at all.
+/// page are lost too. Returns false if there is no such region or no memory left.
 fn replace_lost(address: usize) -> bool {
     let Some(Found { entry, start, end, alarm }) = find(address) else { return false };
     let page = (address & !(PAGE - 1)).max(start);
     let is_replaced = if entry.lost.load(Ordering::SeqCst) <= page {
-        // There is no memory for the page that replaces the lost one. Or another thread has just
-        // replaced it, which makes no difference: its content does not matter.
+        // The page was replaced before: no memory was left for the replacement, or another thread
+        // has just replaced it, which makes no difference, as its content does not matter.
         // SAFETY: the page is within a region. Other processes may change that memory at any time,
         // and the region unmaps it as a whole.
         unsafe { zeroes::replace_page(page) }

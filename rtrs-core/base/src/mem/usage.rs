@@ -1,22 +1,22 @@
 //! Accounting of the memory that peers use, and limits for their writes to a region.
 //!
-//! A [`MemoryMeter`] is a limit and the bytes that count against it. A region created with
-//! [`Region::metered`](super::Region::metered) counts until it is unmapped: the whole region, or
-//! only the parts that peers have written. In the second case the region is divided into units, and
-//! the first write to a unit counts the whole unit; code that places a peer's bytes must first call
-//! [`Region::admit_write`](super::Region::admit_write). A write to a unit that already counts costs
-//! one division and one load.
+//! A [`MemoryMeter`] is a limit with the number of bytes that count against it. A region created
+//! with [`Region::metered`](super::Region::metered) counts until it is unmapped: the whole region,
+//! or only the parts that peers have written. In the second case the region is divided into units,
+//! and the first write to a unit counts the whole unit; code that places a peer's bytes must first
+//! call [`Region::admit_write`](super::Region::admit_write). A write to a unit that already counts
+//! costs one division and one load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Size of units in bytes if buffers are smaller.
+/// Size of a unit in bytes if buffers are smaller.
 const UNIT: usize = 256 << 10;
 
 /// Returns the distance between units of a region whose buffers are `stride` apart: one buffer, or
-/// as many as fit in 256 KiB. The system may back a whole unit as soon as one byte is used
+/// as many buffers as fit in 256 KiB. The system may back a whole unit as soon as one byte is used
 /// (`rt/fixed.rs` pins it).
 pub(crate) const fn unit_of(stride: usize) -> usize {
     if stride < UNIT { stride * (UNIT / stride) } else { stride }
@@ -60,7 +60,7 @@ impl MemoryMeter {
     }
 }
 
-/// Part of a region that counts.
+/// Part of a region that counts toward its meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counting {
     /// The whole region: its pages are pinned.
@@ -115,7 +115,7 @@ impl RegionUsage {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts the region against this meter instead of the previous one.
+    /// Counts the region against this meter instead of its previous one.
     pub(super) fn count_for(&self, meter: &Arc<MemoryMeter>) {
         let mut counts = self.meter.lock();
         meter.add(self.bytes());
@@ -128,8 +128,8 @@ impl RegionUsage {
         self.units_max.store(units, Ordering::Release);
     }
 
-    /// Counts a peer's write; must be called before the write. Returns false if the peer may not
-    /// write there.
+    /// Counts a peer's write; must be called before the write. Returns false if the peer is not
+    /// allowed to write there.
     pub(super) fn admit(&self, offset: usize, len: usize) -> bool {
         if self.written.is_empty() || len == 0 {
             return true;

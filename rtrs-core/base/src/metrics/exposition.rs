@@ -1,7 +1,6 @@
-//! The Prometheus text format, version 0.0.4: definitions of metrics, their samples, and the
-//! formatting.
+//! The Prometheus text format, version 0.0.4: metric definitions, their samples, and formatting.
 //!
-//! This module escapes label values and help texts. All samples of a metric are grouped below one
+//! This module escapes label values and help texts. All samples of a metric are grouped under one
 //! HELP and one TYPE line, even if the samples come from several processes.
 
 use std::collections::BTreeMap;
@@ -14,11 +13,11 @@ use super::times::{BOUNDS, Times};
 /// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Value that only grows until its process ends. Its name ends with `_total`.
+    /// Value that only grows while its process runs. Its name ends with `_total`.
     Counter,
-    /// Value that can also decrease.
+    /// Value that can go up or down.
     Gauge,
-    /// Distribution of times over buckets. Its name ends with `_seconds`.
+    /// Distribution of times in buckets. Its name ends with `_seconds`.
     Histogram,
 }
 
@@ -95,13 +94,13 @@ impl Number {
     }
 }
 
-/// Samples of metrics: the formatted lines by metric name.
+/// Samples of metrics: formatted lines by metric name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Samples(BTreeMap<String, String>);
 
 impl Samples {
-    /// Adds a sample. The number of labels must match the metric.
+    /// Adds a sample. The number of labels must match the metric's.
     pub fn add(&mut self, metric: &Metric, labels: &[&str], value: impl Into<Number>) {
         let lines = self.lines(metric);
         write_sample(lines, metric, "", labels, None, value.into());
@@ -127,7 +126,7 @@ impl Samples {
         }
     }
 
-    /// Formats all samples of these metrics in this order. Metrics without samples are omitted.
+    /// Formats all samples of these metrics, in this order. Metrics without samples are omitted.
     #[must_use]
     pub fn text(&self, metrics: &[&Metric]) -> String {
         let mut text = String::with_capacity(self.0.values().map(|lines| lines.len() + 200).sum());
@@ -178,8 +177,7 @@ fn write_sample(
     out.push('\n');
 }
 
-/// Writes the value of a label. Prometheus treats a NUL as the end of the text, so NULs are
-/// replaced.
+/// Writes a label value. Prometheus treats a NUL as the end of the text, so NULs are replaced.
 fn escape(out: &mut String, value: &str) {
     for char in value.chars() {
         match char {

@@ -8,11 +8,11 @@ use super::times::{Bucket, Times, bucket_of};
 /// Number of bits of a time, in microseconds, that distinguish the buckets within a power of two.
 const FINE_BITS: u32 = 4;
 const FINE: usize = 1 << FINE_BITS;
-/// Time in microseconds (134 s) from which all times share the last bucket.
+/// Time in microseconds (134 s) from which on all times share the last bucket.
 const END_US: u64 = 1 << 27;
 const BUCKETS: usize = (END_US.ilog2() - FINE_BITS + 1) as usize * FINE;
 
-/// Number of times per bucket, their sum, and the longest.
+/// Number of times in each bucket, their sum, and the longest time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FineTimes {
     buckets: [u64; BUCKETS],
@@ -56,7 +56,7 @@ impl FineTimes {
     }
 
     /// Returns the time in microseconds that the given share of all times does not exceed, to
-    /// within a bucket; 0 if none was recorded.
+    /// within a bucket; 0 if no times were recorded.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> u64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
@@ -81,8 +81,8 @@ impl FineTimes {
         all.filter(|bucket| bucket.count > 0)
     }
 
-    /// Converts to the coarse buckets of a histogram in the text format. A time counts in the first
-    /// coarse bucket that contains its whole fine bucket.
+    /// Converts to the coarse buckets of a histogram in the text format. A time is counted in the
+    /// first coarse bucket that contains its whole fine bucket.
     #[must_use]
     pub fn times(&self) -> Times {
         let mut times = Times { nanos: self.nanos, ..Times::default() };
@@ -104,7 +104,7 @@ const fn fine_bucket_of(us: u64) -> usize {
     (shift as usize) * FINE + (us >> shift) as usize
 }
 
-/// Returns the longest time of any bucket but the last, in microseconds.
+/// Returns the longest time that a bucket other than the last can contain, in microseconds.
 const fn highest_us(bucket: usize) -> u64 {
     if bucket < FINE {
         return bucket as u64;

@@ -1,10 +1,10 @@
 //! HTTP server that answers `GET /metrics` and nothing else.
 //!
-//! [`MetricsServer`] uses one thread that accepts, and a small thread per connection. Any client
-//! that can reach the port may connect, so everything is limited: the size of a request, the time
-//! to receive it and to send the response, the number of connections, and how often the text is
-//! generated. A connection that sends no request is closed when others need room. Each connection
-//! gets one response.
+//! [`MetricsServer`] uses one thread to accept connections, and a small thread per connection. Any
+//! client that can reach the port may connect, so everything is limited: the size of a request, the
+//! time to receive it and to send the response, the number of connections, and how often the text
+//! is generated. A connection that sends no request is closed when others need room. Each
+//! connection gets one response.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,11 +25,11 @@ use crate::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the client to close the connection after the response.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum length of a request with all its headers.
+/// Maximum length of a request, including all its headers.
 const REQUEST_MAX: usize = 8192;
 /// Maximum number of simultaneous connections.
 const CONNECTIONS_MAX: usize = 16;
-/// Minimum time between two generations of the text. Requests in between wait.
+/// Minimum interval between generations of the text. Requests that arrive sooner wait.
 const INTERVAL_MIN: Duration = Duration::from_millis(250);
 /// Stack size of a connection's thread.
 const STACK_BYTES: usize = 512 << 10;
@@ -67,7 +67,7 @@ impl MetricsServer {
         Ok(Self::new(listener, at, file))
     }
 
-    /// Serves on a listening socket that the service manager passed
+    /// Serves a listening socket passed by the service manager
     /// ([`passed_sockets`](crate::local::passed_sockets)). The manager keeps it open, so the thread
     /// that accepts ends with the process.
     #[must_use]
@@ -139,7 +139,7 @@ impl MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Wake the thread that waits in accept. A shutdown would also end the manager's socket.
+        // Wake the thread that waits in accept. A shutdown would affect the manager's socket too.
         if !self.is_passed {
             end(&self.listener);
         }
@@ -167,7 +167,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Returns a text whose generation began after this call, so that it shows no earlier state.
+    /// Returns text whose generation began after this call, so that it shows no earlier state.
     fn text(&self) -> Result<Arc<str>, String> {
         let asked = Instant::now();
         let mut made = self.made.lock();
@@ -175,7 +175,7 @@ impl Shared {
             if last.begun >= asked {
                 return last.text.clone();
             }
-            // The requests that wait for the lock get the same text.
+            // The requests waiting for the lock get the same text.
             std::thread::sleep(INTERVAL_MIN.saturating_sub(last.ended.elapsed()));
         }
         let begun = Instant::now();
@@ -200,7 +200,7 @@ struct Open(Mutex<VecDeque<Connection>>);
 
 impl Open {
     /// Adds a connection. If there are too many, closes the oldest that has not sent a request;
-    /// returns false if all have.
+    /// returns false if all have sent one.
     fn add(&self, number: u64, stream: Socket) -> bool {
         let mut all = self.0.lock();
         if all.len() >= CONNECTIONS_MAX {
@@ -267,7 +267,7 @@ fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
     if answer != Answer::Head {
         limit.write(stream, body.as_bytes())?;
     }
-    // Unread data of the client would reset the connection, and the response would be lost.
+    // Unread data from the client would reset the connection, and the response would be lost.
     stream.shutdown(Shutdown::Write)?;
     let limit = Limit::new("the close", CLOSE_TIMEOUT);
     let mut room = [0; 4096];
@@ -331,7 +331,7 @@ fn judge(head: &[u8]) -> Answer {
 }
 
 /// Path of a request target in origin form or absolute form (RFC 9112, sections 3.2.1 and 3.2.2).
-/// None for other forms, and for URIs of other schemes or without a host.
+/// None for other forms, and for URIs with other schemes or without a host.
 fn path_of(target: &str) -> Option<&str> {
     let path = if target.starts_with('/') {
         target

@@ -1,8 +1,8 @@
-//! IO times, counted in a fixed set of buckets.
+//! IO times, counted in fixed buckets.
 
 use serde::{Deserialize, Serialize};
 
-/// Upper bounds of the buckets in nanoseconds, and in seconds as in the text format. The last
+/// Upper bounds of the buckets, in nanoseconds and, as text for the metrics, in seconds. The last
 /// bucket has no bound.
 pub(super) const BOUNDS: [(u64, &str); 21] = [
     (10_000, "1e-05"),
@@ -31,7 +31,7 @@ pub(super) const BOUNDS: [(u64, &str); 21] = [
 /// Number of buckets, including the one without a bound.
 pub const TIME_BUCKETS: usize = BOUNDS.len() + 1;
 
-/// First bucket that can contain a time, by the number of bits of the time.
+/// First bucket that can contain a time, by the number of bits in the time.
 const FIRST: [u8; 65] = {
     let (mut first, mut bits) = ([0; 65], 1);
     while bits <= 64 {
@@ -46,7 +46,7 @@ const FIRST: [u8; 65] = {
     first
 };
 
-/// Returns the bucket of a time: the first whose bound is not below the time. At most one bound
+/// Returns the bucket for a time: the first whose bound is not below it. At most one bound
 /// separates times with the same number of bits.
 pub fn bucket_of(nanos: u64) -> usize {
     let first = usize::from(FIRST[64 - nanos.leading_zeros() as usize]);
@@ -67,10 +67,10 @@ pub struct Bucket {
     pub count: u64,
 }
 
-/// Number of times per bucket, and their sum.
+/// Number of times in each bucket, and the sum of all times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Counts by bucket, not cumulative.
+    /// Counts per bucket, not cumulative.
     pub buckets: [u64; TIME_BUCKETS],
     /// Sum in nanoseconds.
     pub nanos: u64,

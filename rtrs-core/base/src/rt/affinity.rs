@@ -7,7 +7,7 @@ use crate::settings::AutoSwitch;
 
 /// Returns the numbers of the CPUs that this process may use, in ascending order.
 pub fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: cpu_set_t is plain data and all zeroes is the empty set.
+    // SAFETY: cpu_set_t is plain data, and all zeroes is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is valid and its size is passed.
     let rc = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
@@ -18,12 +18,12 @@ pub fn allowed_cpus() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }
 
-/// Minimum number of CPUs for which `auto` binds shards. With fewer, the scheduler's freedom to
+/// Minimum number of CPUs with which `auto` binds shards. With fewer, the scheduler's freedom to
 /// move a shard away from other threads is worth more than a warm cache.
 const AUTO_PIN_CPUS_MIN: usize = 8;
 
 /// Returns the CPU to which each of `shards` shards is bound; empty if none is bound. `auto` binds
-/// only if there are enough CPUs and every shard gets its own CPU.
+/// only if there are enough CPUs and every shard can have its own CPU.
 pub fn pin_plan(pin: AutoSwitch, shards: u16) -> Vec<usize> {
     let cpus = allowed_cpus();
     let wanted = match pin {

@@ -59,7 +59,7 @@ pub fn find_beneath(dir: impl AsFd, path: &Path) -> io::Result<File> {
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = u64::from((libc::O_PATH | libc::O_CLOEXEC).cast_unsigned());
     how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_SYMLINKS;
-    // SAFETY: the path is a C string, and the kernel reads as many bytes of `how` as its size says.
+    // SAFETY: the path is a C string, and the kernel reads no more of `how` than the size passed.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_openat2,
@@ -94,7 +94,7 @@ fn unsigned(value: libc::c_int) -> io::Result<u32> {
 /// Returns the size of a block device in bytes (BLKGETSIZE64).
 ///
 /// # Errors
-/// The system's error; `ENOTTY` if the descriptor is not that of a block device.
+/// The system's error; `ENOTTY` if the descriptor does not refer to a block device.
 pub fn device_size(fd: impl AsFd) -> io::Result<u64> {
     let request = libc::_IOR::<libc::size_t>(0x12, 114);
     let mut size = 0u64;
@@ -125,7 +125,7 @@ pub fn logical_block(fd: impl AsFd) -> io::Result<u32> {
     unsigned(bytes)
 }
 
-/// Returns the unit that a block device writes without reading first, in bytes (BLKPBSZGET).
+/// Returns the unit, in bytes, that a block device writes without reading it first (BLKPBSZGET).
 ///
 /// # Errors
 /// See [`device_size`].
@@ -195,7 +195,7 @@ const TMPFS: u32 = 0x0102_1994;
 const RAMFS: u32 = 0x8584_58f6;
 const HUGETLBFS: u32 = 0x9584_58f6;
 
-/// Returns the type of a file's file system, by its magic number (`linux/magic.h`).
+/// Returns the type of a file's file system, as its magic number (`linux/magic.h`).
 fn filesystem_magic(fd: impl AsFd) -> io::Result<u32> {
     // SAFETY: statfs is plain data, for which all zeroes is valid.
     let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
@@ -220,7 +220,7 @@ pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
 }
 
 /// Returns true if a read can fail instead of blocking (RWF_NOWAIT). Where it cannot, as on FUSE
-/// and NFS, io_uring may block while it submits a read or write. This function does not block.
+/// and NFS, submitting a read or write to io_uring may block. This function does not block.
 pub fn tells_blocking(fd: impl AsFd) -> bool {
     let mut byte = 0u8;
     let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -254,12 +254,12 @@ pub fn huge_page_file() -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Alignment that O_DIRECT requires of every IO, in bytes; powers of two.
+/// Alignment, in bytes, that O_DIRECT requires for every IO; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlign {
     /// Alignment of the buffer's address.
     pub memory: u32,
-    /// Alignment of offset and length.
+    /// Alignment of the offset and the length.
     pub offset: u32,
 }
 
@@ -336,7 +336,7 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
             // Length and flags, then the UUID.
             let mut of_ext4 = [16u32, 0, 0, 0, 0, 0];
             let request = libc::_IOR::<[u32; 2]>(u32::from(b'f'), 44);
-            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 values and stores after them as many bytes
+            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 values and, after them, stores as many bytes
             // as the first says: 16, for which `of_ext4` has room.
             check(unsafe { libc::ioctl(fd, request, of_ext4.as_mut_ptr()) })?;
             for (to, word) in uuid[1..].chunks_exact_mut(4).zip(&of_ext4[2..]) {
@@ -353,7 +353,7 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
     Ok(found)
 }
 
-/// Result of `statx` for a file; buffer of [`Op::Statx`](super::Op::Statx).
+/// Result of `statx` for a file; the buffer for [`Op::Statx`](super::Op::Statx).
 pub struct FileFacts(Box<libc::statx>);
 
 impl FileFacts {
@@ -367,7 +367,7 @@ impl FileFacts {
         self.len() == 0
     }
 
-    /// Returns the number of links to the file.
+    /// Returns the number of hard links to the file.
     pub fn links(&self) -> u32 {
         self.0.stx_nlink
     }
@@ -381,7 +381,7 @@ impl FileFacts {
 impl Default for FileFacts {
     /// Creates an empty result: a length of 0 and no links.
     fn default() -> Self {
-        // SAFETY: statx is plain data, for which all zeroes are valid.
+        // SAFETY: statx is plain data, for which all zeroes is valid.
         Self(Box::new(unsafe { std::mem::zeroed() }))
     }
 }
@@ -412,7 +412,7 @@ pub fn next_hole(file: &File, at: u64) -> io::Result<Option<u64>> {
 
 fn seek(file: &File, at: u64, whence: i32) -> io::Result<Option<u64>> {
     let at = i64::try_from(at).map_err(io::Error::other)?;
-    // SAFETY: the call takes no pointer; the descriptor is the caller's.
+    // SAFETY: no pointers are passed; the caller holds the descriptor.
     let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
     match u64::try_from(found) {
         Ok(found) => Ok(Some(found)),

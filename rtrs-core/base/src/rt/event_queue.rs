@@ -1,7 +1,7 @@
 //! Bounded, lock-free queue from a shard to a thread that has no ring, with an eventfd.
 //!
-//! The receiver sleeps on the eventfd, or passes it to its own poll loop. The sender writes it only
-//! when the receiver watches the queue, so values for a receiver that is busy cost no system call.
+//! The receiver sleeps on the eventfd, or adds it to its own poll loop. The sender writes to it
+//! only while the receiver watches the queue, so sending to a busy receiver costs no system call.
 
 use std::fmt;
 use std::io;
@@ -93,7 +93,7 @@ impl<T> EventReceiver<T> {
     pub fn watch(&mut self) {
         let shared = &*self.shared;
         let drain = || {
-            // An empty eventfd is not a failure.
+            // Ignore failure: the eventfd may be empty.
             let _ = rustix::io::read(&shared.event, &mut [0u8; 8]);
         };
         if !shared.flag.prepare_sleep(drain, || shared.is_quiet()) {
@@ -106,7 +106,7 @@ impl<T> EventReceiver<T> {
         self.shared.signal();
     }
 
-    /// Waits until the queue has a value or is closed. Returns false if `timeout` has passed.
+    /// Waits until the queue has a value or is closed. Returns false if `timeout` passes first.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -129,7 +129,7 @@ impl<T> EventReceiver<T> {
 }
 
 impl<T> AsFd for EventReceiver<T> {
-    /// Returns the eventfd, for a poll loop; see [`Self::watch`]. Callers must not read it.
+    /// Returns the eventfd, for a poll loop; see [`Self::watch`]. Callers must not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }

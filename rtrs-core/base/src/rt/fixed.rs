@@ -3,7 +3,7 @@
 //! Registering memory pins its pages, which blocks the calling thread, and no other thread can do
 //! it for a ring while this one uses it (both hold the ring's lock). The chunks of one path take up
 //! 130 MiB, whose registration takes 50 ms on a fast host and close to a second in a slow guest. So
-//! a ring registers at most one piece of [`PIECE`] bytes a turn, and only pieces that were used: an
+//! a ring registers at most one piece of [`PIECE`] bytes per turn, and only used pieces: an
 //! operation whose piece is not registered runs without it, and queues the piece for registration,
 //! for the benefit of later operations. Released memory is unregistered in small steps too.
 //!
@@ -78,7 +78,7 @@ struct Attached {
     holders: u32,
     layout: Layout,
     pieces: Box<[Piece]>,
-    /// The system refused, so nothing more of the region is registered.
+    /// The system refused, so no more of the region is registered.
     refused: bool,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Fixed {
     free: Vec<u16>,
     /// Requested pieces, by region and index.
     wanted: VecDeque<(u64, usize)>,
-    /// Slots whose pieces were released.
+    /// Slots whose pieces have been released.
     leaving: VecDeque<u16>,
     prepared: bool,
 }
@@ -134,7 +134,7 @@ impl Fixed {
         });
     }
 
-    /// Reverts one `attach`. The last one releases all pieces.
+    /// Undoes one `attach`. The last one releases all pieces.
     pub(super) fn detach(&mut self, id: u64) {
         let Some(at) = self.regions.iter().position(|known| known.id == id) else { return };
         self.regions[at].holders -= 1;
@@ -200,7 +200,7 @@ impl Fixed {
         self.leaving.pop_front()
     }
 
-    /// Records that a slot was cleared.
+    /// Records that a slot has been cleared.
     pub(super) fn cleared(&mut self, slot: u16) {
         self.free.push(slot);
     }

@@ -2,7 +2,7 @@
 //!
 //! A shard must not write its log itself: a pipe without a reader, a stopped terminal or a hanging
 //! disk can block the writer indefinitely, and all IO of the shard with it. If the queue is full,
-//! lines are lost; their number is logged when there is room again.
+//! lines are lost; their number is logged once there is room again.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Waits until everything logged so far has been written, for at most `patience`.
+    /// Waits for at most `patience` until everything logged so far has been written.
     pub fn settle(&self, patience: Duration) {
         let (done, written) = mpsc::channel();
         if self.queue.try_send(Item::Flush(done)).is_ok() {

@@ -1,7 +1,7 @@
 //! Messages between shards: a lock-free queue and an eventfd that wakes a sleeping receiver.
 //!
-//! The sender writes the eventfd only when the receiver is marked as sleeping, so a busy pair of
-//! shards exchanges messages without a system call. Messages to a receiver that has ended are
+//! The sender writes to the eventfd only when the receiver is marked as sleeping, so a busy pair of
+//! shards exchanges messages without system calls. Messages to a receiver that has ended are
 //! dropped, with the memory and reply channels that they hold.
 
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::mem::{MemSlice, Region};
 struct Shared<T> {
     queue: SegQueue<T>,
     flag: SleepFlag,
-    /// Set when the receiver was dropped.
+    /// Set once the receiver has been dropped.
     has_ended: AtomicBool,
     wake: OwnedFd,
 }
@@ -38,7 +38,7 @@ impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let Shared { flag, has_ended, .. } = &*self.0;
         has_ended.store(true, Ordering::Relaxed);
-        // The sender and this function both swap the flag, and the second swap sees what came
+        // The sender and this function both swap the flag, and the second swap sees what happened
         // before the first: either the sender sees `has_ended`, or this function sees the sender's
         // message.
         flag.awake();
@@ -112,7 +112,7 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Binds the mailbox to its shard's ring, so that a message ends the ring's sleep.
+    /// Binds the mailbox to its shard's ring, so that a message wakes the ring.
     ///
     /// # Errors
     /// Returns the system's error if a descriptor or memory cannot be allocated.
@@ -136,8 +136,8 @@ impl<T> Inbox<T> {
         self.receiver.0.queue.is_empty()
     }
 
-    /// Marks the receiver as about to sleep. Returns false if a message has arrived meanwhile, in
-    /// which case the receiver must not sleep.
+    /// Marks the receiver as about to sleep. Returns false if a message has arrived in the
+    /// meantime, in which case the receiver must not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
         let Self { receiver: Receiver(shared), armed } = self;
         let drain = || {

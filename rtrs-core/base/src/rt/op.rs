@@ -11,8 +11,8 @@ use super::blkdev::FileFacts;
 use super::fixed::Fixed;
 use crate::mem::{IoVecs, MemSlice};
 
-/// Shared descriptor of one shard. Closed when its last holder is dropped; running operations are
-/// holders too.
+/// Shared descriptor of one shard. Closed when its last holder is dropped; operations in progress
+/// are also holders.
 #[derive(Clone, Debug)]
 pub struct Fd(Rc<OwnedFd>);
 
@@ -22,7 +22,7 @@ impl Fd {
         Self(Rc::new(fd.into()))
     }
 
-    /// Returns the descriptor if there is no other holder. Otherwise drops this holder's share and
+    /// Returns the descriptor if there is no other holder. Otherwise drops this reference and
     /// returns None.
     pub fn into_owned(self) -> Option<OwnedFd> {
         Rc::into_inner(self.0)
@@ -54,9 +54,9 @@ pub enum Op {
     Recv { fd: Fd, buf: MemSlice },
     /// `pread`; offset `u64::MAX` reads at the descriptor's own position (pipes, eventfds).
     Read { fd: Fd, buf: MemSlice, offset: u64 },
-    /// `pwrite`; with `dsync`, durable on completion (RWF_DSYNC).
+    /// `pwrite`; with `dsync`, the data is durable on completion (RWF_DSYNC).
     Write { fd: Fd, buf: MemSlice, offset: u64, dsync: bool },
-    /// `fdatasync`, or `fsync` if not `data_only`.
+    /// `fdatasync`, or `fsync` unless `data_only` is set.
     Fsync { fd: Fd, data_only: bool },
     /// `fallocate`.
     Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
@@ -67,13 +67,13 @@ pub enum Op {
     Accept { fd: Fd },
     /// `connect`.
     Connect { fd: Fd, address: SocketAddr },
-    /// One-shot `poll` for these POLL* bits; the result is the bits that are set.
+    /// One-shot `poll` for these POLL* bits; the result contains the bits that are set.
     Poll { fd: Fd, events: u32 },
 }
 
 impl Op {
     /// Poll that completes when a stream socket's peer has closed the connection or will send no
-    /// more, even while data is unread.
+    /// more, even if data is unread.
     pub fn hangup(fd: Fd) -> Self {
         Self::Poll { fd, events: libc::POLLRDHUP.cast_unsigned().into() }
     }
@@ -88,8 +88,8 @@ impl Op {
         Self::Poll { fd, events: libc::POLLOUT.cast_unsigned().into() }
     }
 
-    /// Converts the operation to a submission. `address` holds the target of a connect, to which
-    /// the submission points until it completes. A read or write with `nowait` fails with EAGAIN if
+    /// Converts the operation to a submission. `address` holds the target of a connect; the
+    /// submission points to it until completion. A read or write with `nowait` fails with EAGAIN if
     /// it would block, or EOPNOTSUPP if that cannot be determined (RWF_NOWAIT).
     #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
     pub(super) fn entry(
@@ -151,7 +151,7 @@ impl Op {
     }
 }
 
-/// Creates the submission of a read, through the slot of its memory if that is registered.
+/// Creates the submission of a read, through its memory's slot if the memory is registered.
 #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
 fn read_entry(
     fd: types::Fd,
@@ -169,7 +169,7 @@ fn read_entry(
     }
 }
 
-/// Creates the submission of a write, through the slot of its memory if that is registered.
+/// Creates the submission of a write, through its memory's slot if the memory is registered.
 #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
 fn write_entry(
     fd: types::Fd,

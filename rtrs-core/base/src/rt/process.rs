@@ -1,9 +1,9 @@
-//! Settings of the process itself: its terminal, its memory, and its treatment by the kernel.
+//! Settings of the process itself: its terminal, its memory, and how the kernel treats it.
 //!
-//! A process that serves a block device of the kernel must not wait for that device: neither for
-//! one of its own pages that was written there, nor for memory that is freed by writing there. The
-//! necessary calls are made once at startup, before threads are created, because they inherit the
-//! settings.
+//! A process that serves a kernel block device must not wait for that device: neither for one of
+//! its own pages that was written there, nor for memory that is freed by writing there. The
+//! necessary calls are made once at startup, before threads are created, because threads inherit
+//! the settings.
 //!
 //! A server started by root can switch to another user ([`Account`], [`become_account`]).
 
@@ -17,7 +17,7 @@ use std::ptr;
 use super::syscall::check;
 
 /// Detaches from the terminal and the process group of the caller (`setsid`), and leaves the
-/// current directory, whose file system could not be unmounted otherwise. Paths must be absolute
+/// current directory, whose file system could not otherwise be unmounted. Paths must be absolute
 /// from here on.
 ///
 /// # Errors
@@ -80,10 +80,9 @@ pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Excludes all descriptors of the process except its standard streams from programs that are
-/// executed from now on (FD_CLOEXEC). Programs that this process executes receive only what is
-/// passed to them, and not what the process itself inherited, such as the lock or the pipe of a
-/// shell.
+/// Keeps programs that are executed from now on from inheriting any descriptors except the standard
+/// streams (FD_CLOEXEC). They receive only what is passed to them, and not what this process itself
+/// inherited, such as a shell's lock or pipe.
 ///
 /// # Errors
 /// The system's error if /proc cannot be read.
@@ -113,7 +112,7 @@ pub fn duplicate_inherited(number: RawFd) -> io::Result<OwnedFd> {
     unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()
 }
 
-/// Returns a number that identifies the boot of the host, never 0. `None` if the kernel does not
+/// Returns a number that identifies the host's current boot, never 0. `None` if the kernel does not
 /// provide it.
 pub fn boot_number() -> Option<u64> {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
@@ -203,8 +202,8 @@ pub fn locked_memory_limit() -> Option<u64> {
     (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Informs the kernel that this thread, and those it starts, carry IO that frees memory: when they
-/// need memory, the kernel does not wait for IO to free some (`PR_SET_IO_FLUSHER`, Linux 5.6).
+/// Informs the kernel that this thread, and those it starts, perform IO that frees memory: when
+/// they need memory, the kernel does not wait for IO to free some (`PR_SET_IO_FLUSHER`, Linux 5.6).
 ///
 /// # Errors
 /// The system's error; EPERM without CAP_SYS_RESOURCE, EINVAL if the kernel is too old.
@@ -246,7 +245,7 @@ pub fn effective_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// User of the system, with a primary group and all groups of which it is a member.
+/// System user, with a primary group and all groups of which it is a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Name.
@@ -373,7 +372,7 @@ pub fn forbid_new_privileges() -> io::Result<()> {
 ///
 /// # Errors
 /// The system's error, or an error if the process can still become root. The process should then
-/// end.
+/// exit.
 pub fn become_account(account: &Account) -> io::Result<()> {
     let Account { uid, gid, groups, .. } = account;
     let dumps_are_forbidden = dumps_are_forbidden();
@@ -391,9 +390,9 @@ pub fn become_account(account: &Account) -> io::Result<()> {
     if dumps_are_forbidden { forbid_dumps() } else { Ok(()) }
 }
 
-/// Guard under which its thread opens, creates and removes files as an account, with only the
-/// rights of that account; created files belong to the account. Threads started then do so
-/// permanently.
+/// While this guard exists, its thread opens, creates and removes files as an account, with only
+/// that account's rights, and the files that it creates belong to the account. Threads started in
+/// that time do so permanently.
 #[derive(Debug)]
 pub struct FilesAs {
     before: (u32, u32),

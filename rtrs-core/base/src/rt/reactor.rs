@@ -1,13 +1,12 @@
 //! Main loop of a shard. Each turn collects completions, lets the shard work and submits once. An
 //! idle shard sleeps, and first polls for a while if polling has paid off recently.
 //!
-//! The poll budget adapts like that of KVM's halt polling: a sleep that ended sooner than the
-//! largest budget would have been caught by polling, so the budget grows; a longer one makes it
-//! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
-//! other thread that wants it, and stops polling once another has run: polling does not cost
-//! throughput when CPUs are scarce. With few requests in flight, a turn's submissions are held for
-//! one more turn, so that they can be combined with a sleep that may follow: one system call
-//! instead of two.
+//! The poll budget adapts as in KVM's halt polling: a sleep that ended sooner than the largest
+//! budget would have been caught by polling, so the budget grows; a longer one makes it shrink. An
+//! idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any other thread
+//! that wants it, and stops polling once another has run: polling does not cost throughput when
+//! CPUs are scarce. With few requests in flight, a turn's submissions are held for one more turn,
+//! so that they can be combined with a sleep that may follow: one system call instead of two.
 
 use std::io;
 use std::rc::Rc;
@@ -34,14 +33,14 @@ pub trait Shard {
     fn has_input(&self) -> bool {
         false
     }
-    /// Prepares a sleep. Input that only `has_input` reports must end the sleep with an event of
-    /// the ring. Returns false if there is such input already.
+    /// Prepares a sleep. Input that only `has_input` reports must end the sleep with a ring event.
+    /// Returns false if there already is such input.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
     /// Returns true if the shard is finished and the thread may end.
     fn is_done(&self) -> bool;
-    /// Returns the shard's inbox, if there is one: a message ends a sleep.
+    /// Returns the shard's inbox, if there is one; its messages end a sleep.
     fn inbox(&mut self) -> Option<&mut Inbox<Self::Message>>;
 }
 
@@ -168,7 +167,7 @@ fn poll(ring: &Ring, shard: &mut impl Shard, clock: Clock, end: Instant) -> bool
     }
 }
 
-/// Returns the next polling budget after an idle time of `idle`, polling included.
+/// Returns the next polling budget after an idle time of `idle`, including polling.
 fn adapt(budget: Duration, max: Duration, idle: Duration) -> Duration {
     const START: Duration = Duration::from_micros(10);
     if max.is_zero() {

@@ -1,4 +1,4 @@
-//! Safe wrapper for a shard's io_uring, based on ownership.
+//! Safe, ownership-based wrapper around a shard's io_uring.
 //!
 //! An [`Op`] owns everything the kernel may access while it runs (descriptor, memory, address); it
 //! moves into the ring and is returned in its [`Completed`]. Every component of a shard has a
@@ -26,9 +26,9 @@ use crate::mem::Region;
 use crate::time::Duration;
 
 const CANCEL: u64 = u64::MAX;
-/// Port of operations whose own port was dropped.
+/// Port index of operations whose port was dropped.
 const NOBODY: u32 = u32::MAX;
-/// Maximum number of registered pieces that a turn releases.
+/// Maximum number of registered pieces released per turn.
 const RELEASES: usize = 4;
 
 /// ID of a running operation, for [`Port::cancel`].
@@ -70,7 +70,7 @@ impl Completed {
         }
         self.count()?;
         // SAFETY: the kernel has just returned this descriptor as the result of an accept, and
-        // `self` is consumed, so it is taken over once.
+        // `self` is consumed, so only this `OwnedFd` owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(self.result) })
     }
 }
@@ -116,8 +116,8 @@ impl Ring {
     /// Creates a ring with room for `entries` submissions per turn.
     ///
     /// # Errors
-    /// The system's error, with its cause and remedy where they are known; `PermissionDenied` if
-    /// io_uring is disabled.
+    /// The system's error, with its cause and remedy if known; `PermissionDenied` if io_uring is
+    /// disabled.
     pub fn new(entries: u32) -> io::Result<Rc<Self>> {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(entries.saturating_mul(4)).setup_clamp();
@@ -163,7 +163,7 @@ impl Ring {
         Port { ring: Rc::clone(self), index: index as u32 }
     }
 
-    /// Permits reads and writes to use a region's memory as registered, so that the kernel need not
+    /// Lets reads and writes use a region's memory as registered buffers, so the kernel need not
     /// pin pages for each IO. This call registers nothing: a piece is queued when it is used, and
     /// each turn registers one (`fixed.rs`). If the system refuses (RLIMIT_MEMLOCK), IO still
     /// works. Must be balanced by a [`Ring::detach_region`].
@@ -177,8 +177,8 @@ impl Ring {
         inner.fixed.attach(region);
     }
 
-    /// Reverts one [`Ring::attach_region`], even if the region was dropped: the kernel pins its
-    /// pages until the next turns have released them, so a late call is safe and only costs memory.
+    /// Reverts one [`Ring::attach_region`], even if the region was dropped: the kernel keeps its
+    /// pages pinned until later turns release them, so a late call is safe and only costs memory.
     /// IDs are never reused.
     pub fn detach_region(&self, id: u64) {
         self.inner.borrow_mut().fixed.detach(id);
@@ -223,7 +223,7 @@ impl Ring {
         !inner.backlog.is_empty() || !inner.uring.submission().is_empty()
     }
 
-    /// Returns true if more operations are waiting than one call hands to the kernel.
+    /// Returns true if more operations are waiting than one call can hand to the kernel.
     pub fn has_backlog(&self) -> bool {
         !self.inner.borrow().backlog.is_empty()
     }
@@ -273,7 +273,7 @@ impl Inner {
     fn refill(&mut self) -> u32 {
         let mut sq = self.uring.submission();
         while let Some(entry) = self.backlog.front() {
-            // SAFETY: the entry's memory is owned by its slot until its completion.
+            // SAFETY: the entry's memory is owned by its slot until it completes.
             if unsafe { sq.push(entry) }.is_err() {
                 break;
             }
@@ -340,7 +340,7 @@ impl Inner {
 
     fn push(&mut self, entry: squeue::Entry) {
         if self.backlog.is_empty() {
-            // SAFETY: the entry's memory is owned by its slot until its completion.
+            // SAFETY: the entry's memory is owned by its slot until it completes.
             if unsafe { self.uring.submission().push(&entry) }.is_ok() {
                 return;
             }
@@ -378,7 +378,7 @@ impl Inner {
     }
 }
 
-/// Returns the descriptor of an accept whose port was dropped, to be closed.
+/// Returns the descriptor from an accept whose port was dropped, so that it is closed.
 fn close_orphan(done: Completed) -> Option<OwnedFd> {
     match done.op {
         Op::Accept { .. } => done.into_fd().ok(),
@@ -409,8 +409,8 @@ impl Port {
     }
 
     /// Like [`Port::submit`], but the operation always runs in a worker thread. Other operations
-    /// are first tried during the submission, where some file systems (FUSE) block although they
-    /// must not.
+    /// are first tried during submission, where some file systems (FUSE) block although they must
+    /// not.
     pub fn submit_to_worker(&self, op: Op, token: u64) -> OpId {
         self.start(op, token, Blocks::Worker)
     }
@@ -465,7 +465,7 @@ impl Port {
         }
     }
 
-    /// Requests the cancellation of an operation. Its completion still arrives.
+    /// Requests that an operation be canceled. Its completion still arrives.
     pub fn cancel(&self, id: OpId) {
         let mut inner = self.ring.inner.borrow_mut();
         let index = (id.0 & u64::from(u32::MAX)) as usize;
@@ -505,8 +505,8 @@ impl Drop for Port {
         }
         let queue = inner.ports[self.index as usize].take();
         if busy {
-            // The index may be reused by another port, which must not receive completions of these
-            // operations.
+            // The index may be reused by another port, which must not receive these operations'
+            // completions.
             retire(&mut inner, self.index);
         }
         drop(inner);
@@ -530,7 +530,7 @@ fn retire(inner: &mut Inner, port: u32) {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Closing the ring cancels running operations, but asynchronously: wait for them within a
-        // time limit, and leak the rest rather than free memory that the kernel may still write.
+        // time limit, and leak the rest rather than free memory that the kernel may still write to.
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             if slot.running.is_some() {

@@ -1,9 +1,9 @@
 //! Signals of a daemon: requests, and signals that must not end it.
 //!
-//! The default action of most signals is to end the process. Under a database, that is an outage,
+//! The default action of most signals is to end the process. Beneath a database, that is an outage,
 //! so a daemon handles every signal that a person or a service manager may send by mistake: signals
 //! without a meaning are only logged. SIGQUIT and SIGABRT, which request a core dump, and signals
-//! of program errors keep their defaults.
+//! for program errors keep their defaults.
 
 use std::io;
 
@@ -23,7 +23,7 @@ pub enum Signal {
     Dump,
 }
 
-/// Signals without a meaning. With SIGXFSZ (file size limit) ignored, the write fails with EFBIG.
+/// Signals without a meaning. With SIGXFSZ (file size limit) ignored, writes fail with EFBIG.
 const IGNORED: [i32; 8] =
     [SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ, libc::SIGPWR, libc::SIGSTKFLT];
 
@@ -46,7 +46,7 @@ impl Signals {
         iterator::Signals::new(known.into_iter().chain(IGNORED).chain(real_time)).map(Self)
     }
 
-    /// Starts a thread that calls `take` for each signal that makes a request.
+    /// Starts a thread that calls `take` for each signal that represents a request.
     ///
     /// # Errors
     /// Returns the system's error if the thread cannot be started.

@@ -1,9 +1,9 @@
-//! Flag of a mailbox that shows whether its receiver sleeps, and which sender must wake it.
+//! A mailbox's flag that shows whether its receiver sleeps, and which sender must wake it.
 //!
 //! A sender queues its message and then checks the flag. The receiver sets the flag and then checks
 //! the queue. Every access swaps the flag, so the second of two accesses sees everything done
-//! before the first: either the receiver finds the message, or the sender finds that the receiver
-//! sleeps. This holds regardless of the queue's memory orderings.
+//! before the first: either the receiver finds the message, or the sender finds the receiver
+//! asleep. This holds regardless of the queue's memory orderings.
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct SleepFlag(AtomicBool);
 
 impl SleepFlag {
-    /// Creates the flag of a receiver that sleeps until it takes its first message.
+    /// Creates the flag for a receiver that is asleep until it takes its first message.
     pub(super) fn new() -> Self {
         Self(AtomicBool::new(true))
     }
@@ -26,7 +26,7 @@ impl SleepFlag {
     }
 
     /// Marks the receiver as about to sleep. `drain` consumes earlier wakes, whose messages are in
-    /// the queue. Returns false if a message is queued, in which case the receiver must not sleep.
+    /// the queue. Returns false if a message is queued; the receiver must then not sleep.
     pub(super) fn prepare_sleep(
         &self,
         drain: impl FnOnce(),
@@ -64,7 +64,7 @@ mod loom_model {
         flag: SleepFlag,
         /// Total number of queued messages.
         queued: AtomicU32,
-        /// Count that senders have written to the eventfd and the receiver has not read.
+        /// Count that senders have written to the eventfd and the receiver has not read yet.
         eventfd: AtomicU32,
     }
 

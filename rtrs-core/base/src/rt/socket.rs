@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::syscall::check;
 
-/// Control message with a descriptor of the sender's process, which a socket with SO_PASSPIDFD
+/// Control message with a descriptor for the sender's process, which a socket with SO_PASSPIDFD
 /// receives.
 const SCM_PIDFD: libc::c_int = 4;
-/// Words of memory for the control messages of a packet: the 253 descriptors that the kernel allows
+/// Number of words for a packet's control messages: the 253 descriptors that the kernel allows
 /// (SCM_MAX_FD), and the sender's credentials, label and process.
 const CONTROL_WORDS: usize = 192;
 
@@ -35,7 +35,7 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
         )
     };
     check(rc)?;
-    // SAFETY: all bytes are zero or written by the kernel, and any bytes make a `tcp_info`.
+    // SAFETY: all bytes are zero or written by the kernel, and any bytes are a valid `tcp_info`.
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
@@ -54,7 +54,7 @@ pub fn unacknowledged_bytes(fd: impl AsFd) -> io::Result<usize> {
 }
 
 /// Returns true if the peer has closed the connection. A peer that has only closed its sending
-/// direction may still wait for a reply.
+/// direction may still be waiting for a reply.
 pub fn is_hung_up(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
@@ -64,7 +64,7 @@ pub fn is_hung_up(fd: impl AsFd) -> bool {
     ready > 0 && entry.revents & libc::POLLHUP != 0
 }
 
-/// Sets a socket option to these bytes, as setsockopt(2) does.
+/// Sets a socket option to `value`, as setsockopt(2) does.
 ///
 /// # Errors
 /// The system's error.
@@ -122,8 +122,8 @@ pub fn peer_pid(fd: impl AsFd) -> io::Result<u32> {
     u32::try_from(peer_ucred(fd)?.pid).map_err(io::Error::other)
 }
 
-/// Returns the process at the other end of a Unix socket when it connected, listened or created a
-/// pair of sockets (SO_PEERCRED).
+/// Returns the process at the other end of a Unix socket, as it was when it connected, listened or
+/// created a pair of sockets (SO_PEERCRED).
 ///
 /// # Errors
 /// The system's error; `NotConnected` for a socket without a peer.
@@ -159,7 +159,7 @@ fn peer_ucred(fd: impl AsFd) -> io::Result<libc::ucred> {
 }
 
 /// Receives a packet without waiting, and the descriptors that its sender has passed along
-/// (SCM_RIGHTS). Other control messages are dropped, and a descriptor of the sender's process
+/// (SCM_RIGHTS). Other control messages are dropped, and a descriptor for the sender's process
 /// (SCM_PIDFD) is closed: any process that shares the socket can turn these messages on.
 ///
 /// # Errors
@@ -169,7 +169,7 @@ pub fn receive_passed(
     parts: &mut [IoSliceMut<'_>],
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut control = [const { MaybeUninit::<u64>::uninit() }; CONTROL_WORDS];
-    // SAFETY: zeroes are a valid msghdr, without memory.
+    // SAFETY: an all-zero msghdr is valid and refers to no memory.
     let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     header.msg_iov = parts.as_mut_ptr().cast();
     header.msg_iovlen = parts.len();
@@ -212,7 +212,7 @@ pub fn receive_passed(
     Ok((count, passed))
 }
 
-/// Returns the number of received bytes of a stream socket that have not been read.
+/// Returns the number of bytes that a stream socket has received and that have not been read.
 ///
 /// # Errors
 /// The system's error.
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(receive().unwrap().0, 0);
     }
 
-    /// Returns the descriptors of this process for other processes.
+    /// Returns the number of pidfds that this process has open.
     fn process_descriptors() -> usize {
         let entries = std::fs::read_dir("/proc/self/fd").unwrap();
         let links = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());

@@ -1,4 +1,4 @@
-//! Values that are one of a few words.
+//! Types whose values are one of a few words.
 //!
 //! [`choices!`](crate::choices!) declares such a type with its words;
 //! [`text_values!`](crate::text_values!) makes types that have a text form usable in files.

@@ -1,6 +1,6 @@
-//! Error type of commands, shared by both daemons.
+//! The error type of commands, shared by both daemons.
 //!
-//! A [`CommandError`] has a kind to match on, a sentence for people, and a cause. A binary prints
+//! A [`CommandError`] has a kind to match on, a sentence for people, and a cause. A program prints
 //! the whole [`Chain`] and takes its exit code from the kind. Each daemon defines its own kinds
 //! with [`ErrorClass`].
 
@@ -9,7 +9,7 @@ use std::fmt;
 
 use super::exit_status::ExitStatus;
 
-/// Kinds of errors in one daemon.
+/// The kinds of errors of one daemon.
 pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     /// Invalid flags or keys.
     const USAGE: Self;
@@ -25,7 +25,7 @@ pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     /// Exit codes of the program, in ascending order.
     const EXIT_STATUSES: &'static [ExitStatus];
 
-    /// Returns how the process exits, one of [`EXIT_STATUSES`](Self::EXIT_STATUSES).
+    /// Returns the exit status for this kind, one of [`EXIT_STATUSES`](Self::EXIT_STATUSES).
     fn exit_status(self) -> ExitStatus;
 }
 
@@ -45,13 +45,13 @@ impl<K: ErrorClass> CommandError<K> {
         Self { kind, text: text.into(), source: None }
     }
 
-    /// Creates an error without text, for an exit code that reports a result and no failure.
+    /// Creates an error without text, for an exit code that reports a result rather than a failure.
     #[must_use]
     pub const fn exit(kind: K) -> Self {
         Self { kind, text: String::new(), source: None }
     }
 
-    /// Creates an error with the error that caused it.
+    /// Creates an error with its cause.
     #[must_use]
     pub fn with_source(
         kind: K,
@@ -91,7 +91,7 @@ impl fmt::Display for Chain<'_> {
         let mut source = self.0.source();
         while let Some(error) = source {
             let text = error.to_string();
-            // Some errors print their cause themselves.
+            // Some errors already include their cause.
             if !printed.ends_with(&text) {
                 write!(f, ": {text}")?;
             }

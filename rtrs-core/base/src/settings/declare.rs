@@ -1,9 +1,9 @@
-//! Settings, each declared once: name, type with its range, default, help.
+//! Settings, each declared once, with its name, type and range, default and help.
 //!
 //! Contains the traits behind [`settings!`](crate::settings!), which builds a struct from a list of
-//! declarations. Every operation on settings is a [`Visitor`] that receives each
-//! declaration with its value: flags (`flags.rs`), the configuration file (`reading.rs`),
-//! `--print-config` ([`print()`]), the tables of the documentation ([`describe`]).
+//! declarations. Every operation on settings is a [`Visitor`] that receives each declaration with
+//! its value: flags (`flags.rs`), the configuration file (`reading.rs`), `--print-config`
+//! ([`print()`]), and the tables in the documentation ([`describe`]).
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub struct Setting {
     pub more: String,
     /// Default as a user would write it, or the meaning of an unset value.
     pub default: &'static str,
-    /// Name from before values had units; its last part is the unit for bare numbers.
+    /// Old name, from before values had units; its last part is the unit for bare numbers.
     pub old: Option<&'static str>,
 }
 
@@ -74,7 +74,7 @@ impl Setting {
     }
 }
 
-/// Type that a user writes as text.
+/// Type whose values users write as text.
 pub trait Value:
     FromStr<Err: Error + Send + Sync + 'static>
     + Serialize
@@ -202,7 +202,7 @@ impl<T: Value> Field for Vec<T> {
 /// Declaration and value of a setting, for the documentation.
 #[derive(Debug, Clone)]
 pub struct Described {
-    /// Section of the setting; empty outside all sections.
+    /// Section of the setting; empty if it is in none.
     pub section: &'static str,
     /// Declaration.
     pub setting: Setting,
@@ -210,7 +210,7 @@ pub struct Described {
     pub placeholder: &'static str,
     /// Valid values; see [`Value::range`].
     pub range: String,
-    /// Value in the form of a configuration file; null if unset.
+    /// Value as in a configuration file; null if unset.
     pub value: Yaml,
 }
 

@@ -1,5 +1,5 @@
-//! Manual pages and shell completions of a program, generated from its command line, its exit codes
-//! and the declarations of its settings.
+//! Manual pages and shell completions for a program, generated from its command line, exit codes
+//! and setting declarations.
 //!
 //! Packages install the files that `documents DIR` writes. The pages contain the text of `--help`,
 //! so they cannot become outdated. [`Manual`] adds what a command line lacks: sections, examples
@@ -32,7 +32,7 @@ impl DocumentsArgs {
     /// files, and completions for bash, zsh and fish.
     ///
     /// # Errors
-    /// [`ErrorClass::SYSTEM`] when a file cannot be written.
+    /// [`ErrorClass::SYSTEM`] if a file cannot be written.
     pub fn run<K: ErrorClass>(
         &self,
         program: Command,
@@ -60,8 +60,8 @@ fn write_completions(mut program: Command, dir: &Path) -> io::Result<()> {
     }
     let mut bash = Vec::new();
     generate(Shell::Bash, &mut program, &name, &mut bash);
-    // clap_complete 4.6 writes the name of a program with a dash in two ways, so nothing would be
-    // completed after a command.
+    // clap_complete 4.6 writes the name of a program with a dash in two ways, so nothing after a
+    // command would be completed.
     let bash = String::from_utf8(bash).map_err(io::Error::other)?;
     let bash = bash.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"));
     fs::write(dir.join(format!("{name}.bash")), bash)

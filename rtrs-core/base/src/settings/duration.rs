@@ -1,7 +1,7 @@
 //! Times as people write them: `500ms`, `10s`, `1m`.
 //!
-//! Owns [`Time`]: a whole number of microseconds from a range, which prints with the largest unit
-//! that divides it. A number without a unit is an error.
+//! Owns [`Time`]: a whole number of microseconds within a range, printed with the largest unit that
+//! divides it. A number without a unit is an error.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,13 +30,13 @@ const UNITS: [(&str, u64); 5] =
 pub struct Time<const MIN: u64 = 0, const MAX: u64 = { u64::MAX }>(u64);
 
 impl<const MIN: u64, const MAX: u64> Time<MIN, MAX> {
-    /// Creates the duration in whole microseconds, clamped to the range.
+    /// Creates the time in whole microseconds, clamped to the range.
     #[must_use]
     pub fn new(time: Duration) -> Self {
         Self(u64::try_from(time.as_micros()).unwrap_or(u64::MAX).clamp(MIN, MAX))
     }
 
-    /// Returns the whole milliseconds.
+    /// Returns the number of whole milliseconds.
     #[must_use]
     pub const fn millis(self) -> u64 {
         self.0 / MILLISECOND

@@ -1,7 +1,7 @@
 //! Deserialization of setting values from a configuration file.
 //!
-//! Owns the two deserializers that the daemons' settings use, so that a scalar reads the same as on
-//! the command line and a single value may be written in place of a list.
+//! Owns the two deserializers that the daemons' settings use, so that a scalar is read as on the
+//! command line and a single value may be written in place of a list.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use serde::Deserializer;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{Deserialize, Error, MapAccess, SeqAccess, Visitor};
 
-/// Reads a value that is text on the command line: strings, numbers and booleans go through the
+/// Reads a value that is text on the command line: strings, numbers and booleans are read by the
 /// type's own parser. `expecting` completes "expected ...".
 ///
 /// # Errors
@@ -61,7 +61,7 @@ where
     }
 }
 
-/// Reads a list. Its key may also have a single value, or none (`None`).
+/// Reads a list. Its key may also have a single value or no value (`None`).
 ///
 /// # Errors
 /// The deserializer's error.

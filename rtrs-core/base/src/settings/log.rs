@@ -1,6 +1,6 @@
 //! Filter and format of the log.
 //!
-//! The filter parser of tracing accepts any word as a module name, so a mistyped level would
+//! The filter parser in `tracing` accepts any word as a module name, so a mistyped level would
 //! silence the log. [`LogFilter`] refuses such words.
 
 use std::fmt;
@@ -11,18 +11,18 @@ use tracing_subscriber::EnvFilter;
 use super::error::ValueError;
 use super::suggest::nearest;
 
-/// Words that set the level of all modules.
+/// Words that set the level for all modules.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// Modules that may be written without a level, to enable all their messages.
 const CRATES: [&str; 5] = ["nbd_bridge", "rtrs_base", "rtrs_client", "rtrs_core", "rtrs_server"];
 
 /// Log filter. Each comma-separated word is a level, a module of this project, or a directive with
-/// `=` or brackets, which is left to the parser of the `tracing` crate.
+/// `=` or brackets, which is left to the parser in `tracing`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
 impl LogFilter {
-    /// Returns the filter as written.
+    /// Returns the filter as it was written.
     #[must_use]
     pub fn get(&self) -> &str {
         &self.0

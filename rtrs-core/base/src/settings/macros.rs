@@ -1,4 +1,4 @@
-//! Macros that declare settings and the types of their values. They expand to the public paths of
+//! Macros that declare settings and the types of their values. They expand to public paths in
 //! `settings`.
 
 /// Declares a struct of settings:
@@ -22,7 +22,7 @@
 /// ```
 ///
 /// The flag and the key have the field's name with `-` for `_`. The default is written as a user
-/// would write it. For `Option<T>`, which is unset by default, it describes what unset means.
+/// would write it. For `Option<T>`, unset by default, it describes what unset means.
 #[macro_export]
 macro_rules! settings {
     ($(#[doc = $about:literal])+ $vis:vis struct $family:ident {
@@ -53,7 +53,7 @@ macro_rules! settings {
     };
 }
 
-/// Turns types that parse and print their text into [values](crate::settings::Value) of settings.
+/// Lets types that can be parsed and printed be [values](crate::settings::Value) of settings.
 /// Arguments: the type, its placeholder in usage texts, and the text after "expected" in errors
 /// about a file.
 #[macro_export]
@@ -78,8 +78,8 @@ macro_rules! text_values {
     };
 }
 
-/// Declares an enum whose values are words. Errors use the text after the enum's name; a variant
-/// may have additional words, which are accepted but never printed.
+/// Declares an enum whose values are words. Error messages use the text after the enum's name; a
+/// variant may have additional words, which are accepted but never printed.
 #[macro_export]
 macro_rules! choices {
     ($(#[$about:meta])+ $vis:vis enum $type:ident as $what:literal {

@@ -1,4 +1,4 @@
-//! Numbers in a range, and values that may be left to the program.
+//! Numbers in a range, and values that the user may leave to the program.
 //!
 //! Defines [`Int`], [`Auto`] and [`Shards`].
 
@@ -69,7 +69,7 @@ where
     }
 }
 
-/// A value, or `auto`, which lets the program decide.
+/// A value, or `auto` to let the program decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Auto<T> {
     /// The program decides.
@@ -142,16 +142,16 @@ impl<T: Value + FromStr<Err = ValueError>> Value for Auto<T> {
     }
 }
 
-/// Number of shards (threads, one per CPU): a number, or `auto` for one per CPU on which the
-/// process may run. With the service connection, a path has at most 1024 connections, well below
-/// the 4096 that an RTRS server accepts (kernel rtrs-srv.c, `rtrs_rdma_connect`).
+/// Number of shards (threads, one per CPU): a number, or `auto` for one per CPU that the process
+/// may run on. With the service connection, a path has at most 1024 connections, well below the
+/// 4096 that an RTRS server accepts (kernel rtrs-srv.c, `rtrs_rdma_connect`).
 pub type Shards = Auto<Int<u16, 1, 1023>>;
 
 impl Shards {
     /// Exactly one shard.
     pub const ONE: Self = Self::Is(Int(1));
 
-    /// Returns the number of shards, 1 to 1023. `Auto` is the number of CPUs allowed by affinity
+    /// Returns the number of shards, 1 to 1023. `Auto` means the number of CPUs allowed by affinity
     /// and control group, or one if the system does not report it.
     #[must_use]
     pub fn count(self) -> u16 {

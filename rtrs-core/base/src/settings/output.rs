@@ -1,4 +1,4 @@
-//! Output of a command, as text or as JSON: the result on stdout, an error on stderr.
+//! Output of a command, as text or JSON: results go to stdout, errors to stderr.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -42,8 +42,8 @@ impl Output {
     }
 }
 
-/// Runs a program: parses its arguments (the first is its name), runs it, prints the text of its
-/// error, if any, and returns its exit code. With JSON output, an error is the line
+/// Runs a program: parses its arguments (the first is its name), runs it, prints its error, if any,
+/// and returns its exit code. With JSON output, an error is the line
 /// `{"error": TEXT, "exit_code": CODE}`.
 pub fn run_program<A: Parser, K: ErrorClass>(
     args: Vec<OsString>,
@@ -84,8 +84,8 @@ pub fn wants_json(args: &[OsString]) -> bool {
 }
 
 impl Output {
-    /// Prints an error of the named program. A failure to print is ignored: the exit code reports
-    /// the error too.
+    /// Prints an error of the named program. A failure to print is ignored, since the exit code
+    /// also reports the error.
     fn print_error(self, program: &str, error: &str, exit_code: u8) {
         let line = match self {
             Self::Text => format!("{program}: {error}"),
@@ -98,7 +98,7 @@ impl Output {
 /// Prints text. A reader that has closed its end, like `head`, is not an error.
 ///
 /// # Errors
-/// [`ErrorClass::SYSTEM`] when stdout cannot be written.
+/// [`ErrorClass::SYSTEM`] if stdout cannot be written.
 pub fn print_text<K: ErrorClass>(text: &str) -> Result<(), CommandError<K>> {
     match write_text(text) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(cannot_print(error)),
@@ -106,7 +106,7 @@ pub fn print_text<K: ErrorClass>(text: &str) -> Result<(), CommandError<K>> {
     }
 }
 
-/// Writes text to stdout completely.
+/// Writes the whole text to stdout.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -115,11 +115,11 @@ pub fn write_text(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
-/// Time limit for the reader of a daemon's stdout to take its first lines.
+/// Time within which the reader of a daemon's stdout must take its first lines.
 const READER_MAX: Duration = Duration::from_secs(1);
 
-/// Writes the first lines of a daemon to stdout. A full pipe blocks only a separate thread: the
-/// daemon serves and exits even if nothing reads them.
+/// Writes a daemon's first lines to stdout. A full pipe blocks only a separate thread: the daemon
+/// serves and exits even if nothing reads them.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -135,7 +135,7 @@ pub fn announce(text: String) -> io::Result<()> {
     })
 }
 
-/// Escapes the characters that would control a terminal: names are chosen by peers and by other
+/// Escapes characters that would control a terminal, since names are chosen by peers and by other
 /// users' processes.
 #[must_use]
 pub fn printable(text: &str) -> String {

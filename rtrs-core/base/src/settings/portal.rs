@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 use super::error::ValueError;
 
-/// Default port: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
+/// Default port, the one that RTRS uses in the kernel (rnbd-proto.h, `RTRS_PORT`).
 pub const PORT_DEFAULT: u16 = 1234;
 
 /// Longest host name in characters (RFC 1035 section 3.1, without the root's dot).
@@ -71,7 +71,7 @@ impl SourceAddress {
 impl FromStr for SourceAddress {
     type Err = ValueError;
 
-    /// Reads an IPv4 or IPv6 address, in brackets or without.
+    /// Parses an IPv4 or IPv6 address, with or without brackets.
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let is_bare_v6 = text.contains(':') && !text.starts_with('[');
         let bracketed = if is_bare_v6 { format!("[{text}]") } else { text.to_owned() };
@@ -226,7 +226,7 @@ impl Portal {
     /// so it must not be called on the data path.
     ///
     /// # Errors
-    /// [`ResolveError`], naming host and portal.
+    /// [`ResolveError`], naming the host and the portal.
     pub fn resolve(&self) -> Result<Vec<SocketAddr>, ResolveError> {
         let name = match &self.host {
             Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),
@@ -264,7 +264,7 @@ const fn family(ip: IpAddr) -> &'static str {
 impl FromStr for Portal {
     type Err = ValueError;
 
-    /// Reads `SCHEME://[SOURCE@]HOST[:PORT]`; the port defaults to [`PORT_DEFAULT`]. Also reads
+    /// Parses `SCHEME://[SOURCE@]HOST[:PORT]`; the port defaults to [`PORT_DEFAULT`]. Also parses
     /// the kernel's `ip:SOURCE@ip:HOST` for `rdma://`.
     ///
     /// # Errors
@@ -316,8 +316,8 @@ fn parse(text: &str) -> Result<Portal, Problem> {
     Ok(Portal { scheme, source, source_zone, host, port })
 }
 
-/// Scheme and rest of a text without `://`: `tcp:HOST` is `tcp` and `HOST`, and so are `tcp:/HOST`
-/// and `tcp/HOST`.
+/// Returns the scheme and the rest of a text without `://`: `tcp:HOST` is `tcp` and `HOST`, and so
+/// are `tcp:/HOST` and `tcp/HOST`.
 fn intended(text: &str) -> (Scheme, &str) {
     let parts = text.split_once([':', '/']);
     let meant = parts.and_then(|(word, rest)| {
@@ -334,7 +334,7 @@ fn with(hint: &'static str) -> impl Fn(String) -> Problem {
     move |problem| (problem, hint.into())
 }
 
-/// Refuses a source of a family other than the destination's.
+/// Refuses a source whose family differs from the destination's.
 fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     if source.is_ipv4() == to.is_ipv4() {
         return Ok(());
@@ -343,7 +343,7 @@ fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     Err((problem, "use addresses of one family".into()))
 }
 
-/// Refuses a source zone that differs from the destination's: both must be on one link.
+/// Refuses a source zone that differs from the destination's: both must be on the same link.
 fn check_zone(source_zone: Option<&str>, host: &Host) -> Result<(), Problem> {
     let Some(zone) = source_zone else { return Ok(()) };
     let of_host = match host {
@@ -423,7 +423,7 @@ fn parse_host(host: &str) -> Result<Host, String> {
     if !is_name(host) {
         return Err(format!("has the host {host:?}, which is neither a name nor an address"));
     }
-    // Some resolvers read a name whose last label is a number as an address.
+    // Some resolvers interpret a name whose last label is a number as an address.
     let last = host.trim_end_matches('.').rsplit('.').next().unwrap_or(host);
     if last.is_empty() || last.bytes().all(|b| b.is_ascii_digit()) {
         return Err(format!("has the host {host:?}, which is not an IPv4 address"));

@@ -1,7 +1,7 @@
-//! Reading a daemon's settings from its YAML file.
+//! Reads a daemon's settings from its YAML file.
 //!
 //! [`settings_from_file`] and [`settings_from_yaml`] limit the file's size and never panic; their
-//! errors name file, line and remedy. The daemons define the keys.
+//! errors give the file, the line and a remedy. The daemons define the keys.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,8 +18,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Reads a configuration file of at most 1 MiB.
 ///
 /// # Errors
-/// [`ErrorClass::CONFIG_FILE`] if it cannot be read, [`ErrorClass::CONFIG`] for invalid contents,
-/// size or encoding.
+/// [`ErrorClass::CONFIG_FILE`] if it cannot be read, [`ErrorClass::CONFIG`] if its contents, size
+/// or encoding are invalid.
 pub fn settings_from_file<T, K>(path: &Path) -> Result<T, CommandError<K>>
 where
     T: Settings,
@@ -56,7 +56,7 @@ pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>
     })
 }
 
-/// Removes the byte order mark with which some editors begin a UTF-8 file.
+/// Removes the byte order mark that some editors put at the start of a UTF-8 file.
 #[must_use]
 pub fn without_bom(text: String) -> String {
     match text.strip_prefix('\u{feff}') {
@@ -69,7 +69,7 @@ pub fn without_bom(text: String) -> String {
 /// nothing.
 ///
 /// # Errors
-/// [`ErrorClass::CONFIG`], with name, line and hint.
+/// [`ErrorClass::CONFIG`], with the name, the line and a hint.
 pub fn settings_from_yaml<T, K>(text: &str, name: &str) -> Result<T, CommandError<K>>
 where
     T: Settings,

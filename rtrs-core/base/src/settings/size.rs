@@ -1,7 +1,7 @@
-//! Sizes in bytes as people write them: `4096`, `4k`, `256M`, `1T`.
+//! Sizes in bytes, as people write them: `4096`, `4k`, `256M`, `1T`.
 //!
 //! Units are powers of 1024. A [`ByteSize`] is a whole number of bytes and prints with the largest
-//! unit that divides it, so that printing and parsing it again loses nothing.
+//! unit that divides it, so printing it and parsing the result loses nothing.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use super::error::ValueError;
 const UNITS: [(&str, u32); 6] = [("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("k", 10)];
 const HINT: &str = "use a whole number of bytes, or one with k, M, G, T or P, as in 128k";
 
-/// Number of bytes.
+/// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(u64);
 

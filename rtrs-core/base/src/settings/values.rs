@@ -30,10 +30,10 @@ pub struct SettingValues {
 }
 
 impl SettingValues {
-    /// Returns an error if a name is not a known setting. `hint` says how to list them.
+    /// Returns an error if a name is not a known setting. `hint` says how to list the names.
     ///
     /// # Errors
-    /// Wrong usage, with the unknown name.
+    /// A usage error, with the unknown name.
     pub fn check_known<'a, K: ErrorClass>(
         &self,
         mut names: impl Iterator<Item = &'a String>,
@@ -62,7 +62,7 @@ impl SettingValues {
         Ok(self)
     }
 
-    /// Formats the settings as in the configuration file, each with a remark.
+    /// Formats the settings as in the configuration file, each with its `remark`.
     #[must_use]
     pub fn text(&self, remark: impl Fn(&SettingValue) -> &'static str) -> String {
         let line = |setting: &SettingValue| {
@@ -78,7 +78,7 @@ impl SettingValues {
     }
 }
 
-/// Parses the `KEY=VALUE` of a change.
+/// Parses a change of the form `KEY=VALUE`.
 ///
 /// # Errors
 /// Returns what to write instead, with an example.
@@ -92,7 +92,7 @@ pub fn key_value(text: &str, example: &str) -> Result<(String, String), String> 
 /// Collects the changes in a `set` by name.
 ///
 /// # Errors
-/// Wrong usage, if a setting is named twice.
+/// A usage error, if a setting is named twice.
 pub fn changes<K: ErrorClass>(
     pairs: &[(String, String)],
 ) -> Result<BTreeMap<String, String>, CommandError<K>> {

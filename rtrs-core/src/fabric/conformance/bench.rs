@@ -19,7 +19,7 @@ use crate::mem::{MemSlice, Region};
 use crate::prng::Prng;
 use crate::time::Instant;
 
-/// Work posted on a queue pair and not yet completed: its ID, and whether it must complete.
+/// Work posted on a queue pair that has not completed yet: its ID, and whether it must complete.
 #[derive(Debug, Default)]
 struct Open {
     sends: BTreeMap<u64, bool>,
@@ -372,7 +372,7 @@ impl<'h> Bench<'h> {
         Memory(port.pd.register(&region, access).expect("a registration"))
     }
 
-    /// Registers memory with random bytes.
+    /// Registers memory filled with random bytes.
     pub(super) fn source(&mut self, port: &Port, len: usize) -> Memory {
         let memory = self.memory(port, len, Access::LOCAL, 0);
         let mut bytes = vec![0; memory.len()];
@@ -406,7 +406,7 @@ impl<'h> Bench<'h> {
         self.try_post(port, op, sges, true).expect("post")
     }
 
-    /// Posts a request that completes only when it fails.
+    /// Posts a request that completes only if it fails.
     pub(super) fn post_silent(&mut self, port: &Port, op: WrOp, sges: SgeList) -> u64 {
         self.try_post(port, op, sges, false).expect("post")
     }
@@ -479,7 +479,7 @@ impl<'h> Bench<'h> {
         assert!(ended, "{reason:?}");
     }
 
-    /// Checks with sends that a connection still works.
+    /// Checks that a connection still works by sending in both directions.
     pub(super) fn alive(&mut self, pair: &Pair) {
         let Pair { a, b } = pair;
         for (from, to) in [(a, b), (b, a)] {

@@ -12,7 +12,7 @@ use crate::mem::Region;
 
 const LEN: usize = 64 << 10;
 
-/// Creates a pair, memory of A that the peer may write, and source memory of B.
+/// Creates a pair, memory of A that the peer may write to, and source memory of B.
 fn target(bench: &mut Bench<'_>) -> (Pair, Memory, Memory) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, LEN, Access::REMOTE_WRITE, 0xEE);
@@ -163,7 +163,7 @@ pub(super) fn window_keys_are_fresh(bench: &mut Bench<'_>) {
             bench.revoke(&pair.a, &window);
         }
     }
-    // After a second bind without a revoke, the previous key is dead as well.
+    // After a second bind without a revoke, the previous key is invalid as well.
     parent.slice(0, LEN).fill(0xEE);
     bench.bind(&pair.a, &window, &slice, Access::REMOTE_WRITE);
     write_is_refused(bench, &pair, &source, parent.with_key(0, keys[keys.len() - 1]), 100);
@@ -372,7 +372,7 @@ pub(super) fn local_memory_is_checked(bench: &mut Bench<'_>) {
     bench.post(&pair.b, SEND, SgeList::one(read_only.sge(0, 100)));
     bench.good(&pair.a, recv);
     assert_eq!(target.bytes(0, 100), vec![1; 100]);
-    // The window covers memory that is not its parent's.
+    // The window covers memory that does not belong to its parent.
     let window = pair.b.pd.window(&ours.0).expect("a window");
     let id = bench.id();
     let slice = read_only.slice(0, 10);

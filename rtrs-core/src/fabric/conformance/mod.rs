@@ -1,4 +1,4 @@
-//! Conformance suite that every provider passes: the contract of `fabric/mod.rs` as test cases.
+//! Conformance suite that every provider must pass: the contract of `fabric/mod.rs` as test cases.
 //!
 //! A provider supplies a [`Harness`]: two ends, a listener and a connector, a clock and a step that
 //! advances time (virtual or real). [`fabric_conformance!`](crate::fabric_conformance) generates a
@@ -44,21 +44,21 @@ pub trait Harness {
     /// Returns the time of this harness's clock.
     fn now(&self) -> Instant;
 
-    /// Advances time a little: runs the next event of a virtual world, or waits for the transport
+    /// Advances time slightly: runs the next event of a virtual world, or waits for the transport
     /// for up to a few milliseconds. The suite calls `flush` before and `poll` after it on every
     /// fabric.
     fn step(&mut self);
 
-    /// Returns the fabric of a side. `A` and `B` must exist.
+    /// Returns the fabric for a side. `A` and `B` must exist.
     fn fabric(&mut self, side: Side) -> Option<&mut dyn Fabric>;
 
     /// Returns the address at which `A` listens; port 0 selects a free one.
     fn listen_address(&self) -> SocketAddr;
 
-    /// Returns an address that refuses connections immediately.
+    /// Returns an address where connections are refused immediately.
     fn refusing_address(&mut self) -> SocketAddr;
 
-    /// Returns an address that never answers, if the harness has one.
+    /// Returns an address that never responds, if the harness has one.
     fn silent_address(&mut self) -> Option<SocketAddr>;
 
     /// Returns the source address of `B`, or None for the system's choice.
@@ -193,7 +193,7 @@ pub fn run_named(name: &str, harness: &mut dyn Harness) {
 }
 
 /// Reports that the current test is skipped, and why: to stderr, bypassing the test runner's
-/// capture, and to the file that `RTRS_SKIP_FILE` names, where `scripts/test.sh` counts it.
+/// capture, and to the file named by `RTRS_SKIP_FILE`, where `scripts/test.sh` counts it.
 ///
 /// # Panics
 /// Panics if that file cannot be written.

@@ -1,4 +1,4 @@
-//! Cases about data transfer: sends, writes and reads, their order and their completions.
+//! Test cases for data transfer: sends, writes and reads, their order and their completions.
 
 use super::{Bench, Memory, Port, SEND, read_from, write_to};
 use crate::fabric::{Access, CloseReason, RemoteMem, Sge, SgeList, WcOp, WcStatus, WrOp};
@@ -172,7 +172,7 @@ pub(super) fn scattered_memory_is_written_and_read(bench: &mut Bench<'_>) {
         let mut bytes = vec![0; from.len()];
         bench.prng.fill(&mut bytes);
         from.copy_in(0, &bytes);
-        // From pieces to the peer.
+        // Transfer from pieces to the peer.
         let recv = bench.recv(&pair.a, None);
         let op = WrOp::RdmaWrite { remote: landing.remote(1), imm: Some(2) };
         let sge = Sge { slice: from.clone(), lkey: source.0.lkey() };
@@ -180,7 +180,7 @@ pub(super) fn scattered_memory_is_written_and_read(bench: &mut Bench<'_>) {
         bench.good(&pair.a, recv);
         bench.good(&pair.b, write);
         assert!(landing.bytes(1, bytes.len()) == bytes, "{pieces} pieces sent");
-        // From the peer to pieces, through a window.
+        // Transfer from the peer to pieces, through a window.
         let (target, to) = scattered(bench, &pair.b, pieces);
         let len = to.len().min(bytes.len());
         let to = to.slice(0, len).expect("a part");
@@ -211,7 +211,7 @@ pub(super) fn write_with_immediate(bench: &mut Bench<'_>) {
     let untouched = bench.memory(&pair.a, 4096, Access::LOCAL, 0xEE);
     let source = bench.source(&pair.b, 2 << 20);
     for (len, imm) in [(0, 7), (1, 0), (4096, u32::MAX), (1 << 20, 0x1234_5678), (0, 0)] {
-        // The buffer of the receive stays unchanged.
+        // The receive's buffer stays unchanged.
         let recv = bench.recv(&pair.a, Some(untouched.sge(0, 4096)));
         let op = WrOp::RdmaWrite { remote: target.remote(3), imm: Some(imm) };
         let write = bench.post(&pair.b, op, SgeList::one(source.sge(1, len)));

@@ -1,4 +1,4 @@
-//! Batch of frames under construction: a list of slices for one system call.
+//! A batch of frames under construction: a list of slices for one system call.
 //!
 //! Headers, checksums and small payloads are in staging memory; large payloads stay in place. Only
 //! pieces of at most 256 bytes are copied, and nothing is allocated.
@@ -7,7 +7,7 @@ use super::mpa;
 use crate::fabric::SgeList;
 use crate::mem::{IoVecs, MemSlice, crc32c_append};
 
-/// Size of send staging in bytes: headers, small payloads and checksums of one batch.
+/// Size of the send staging memory in bytes: headers, small payloads and checksums of one batch.
 pub(super) const TX_STAGE: usize = 48 << 10;
 /// Maximum payload of a frame; a multiple of 4096 below the largest MULPDU.
 pub(super) const SEGMENT_MAX: usize = 61440;
@@ -15,9 +15,9 @@ pub(super) const SEGMENT_MAX: usize = 61440;
 pub(super) const BATCH_SLICES: usize = 144;
 /// Number of bytes after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
-/// Pieces up to this length are copied into staging, next to their header.
+/// Pieces up to this length are copied into staging memory, next to their header.
 const INLINE_MAX: usize = 256;
-/// Maximum staging used by one frame: header, prefix, two small pieces, padding, checksum.
+/// Maximum staging memory used by one frame: header, prefix, two small pieces, padding, checksum.
 const STAGE_PER_FRAME: usize = 20 + 8 + 2 * INLINE_MAX + 8;
 /// Maximum number of parts of a scattered frame payload: the pages of the largest frame, plus a
 /// partial page.
@@ -40,7 +40,7 @@ pub(super) fn payload_len(memory: Option<&MemSlice>, from: usize, left: usize) -
 pub(super) struct Batch<'a> {
     stage: MemSlice,
     iov: &'a mut IoVecs,
-    /// End of the used staging, and start of the part not yet in the list.
+    /// End of the used staging memory, and start of the part that is not yet in the list.
     at: usize,
     run: usize,
     bytes: usize,
@@ -134,7 +134,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Completes the list. Returns the number of bytes in it.
+    /// Completes the list and returns the number of bytes in it.
     pub(super) fn finish(mut self) -> usize {
         self.push_run();
         self.bytes

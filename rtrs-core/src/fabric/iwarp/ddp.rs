@@ -1,7 +1,7 @@
 //! DDP segment headers (RFC 5041 section 4) with the RDMAP control byte that follows.
 //!
 //! An encoded header starts with MPA's length field, so one array is the complete start of a frame.
-//! Decoding takes the bytes after the length field, checks only their number, and leaves validation
+//! Decoding takes the bytes after the length field, checks only their count, and leaves validation
 //! to the stream machine.
 
 /// Length of a tagged header, without MPA's length field.
@@ -86,7 +86,7 @@ impl Segment {
         })
     }
 
-    /// Returns the length of this kind of header.
+    /// Returns the length of a header of this kind.
     pub(super) fn header_len(&self) -> usize {
         match self.place {
             Place::Tagged { .. } => TAGGED_LEN,
@@ -112,7 +112,7 @@ pub(super) fn tagged(
     out
 }
 
-/// Fields of an untagged header besides opcode and length.
+/// Fields of an untagged header other than opcode and length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Untagged {
     pub(super) invalidate: u32,

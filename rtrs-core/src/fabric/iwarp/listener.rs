@@ -1,10 +1,10 @@
 //! Listening sockets and half-open connections: accepted by TCP, with the request not yet read.
 //!
-//! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
-//! most `half_open_max`; an additional one, or a lack of descriptors, closes the oldest connection
-//! of the source with the most connections (`proto/quota.rs`). Each has `startup_timeout` to send
-//! its request. The request is read in two exact steps, so no byte after it is consumed and another
-//! shard can take over the bare socket.
+//! A half-open connection costs a descriptor and one small buffer from a fixed pool. There are at
+//! most `half_open_max`; if there is another, or descriptors run out, the oldest connection of the
+//! source with the most connections is closed (`proto/quota.rs`). Each connection has
+//! `startup_timeout` to send its request. The request is read in two exact steps, so no byte after
+//! it is consumed and another shard can take over the bare socket.
 
 mod greeting;
 
@@ -28,10 +28,10 @@ use crate::rt::{Completed, Fd, Op, OpId, Port};
 use crate::time::{Duration, Instant, earliest};
 use crate::tls::Session;
 
-/// Buffers beyond `half_open_max`, for connections that are being closed.
+/// Buffers in addition to `half_open_max`, for connections that are being closed.
 const SPARE_BUFFERS: u32 = 64;
 /// Idle time of a connection after which the system sends keepalive probes: less than the time for
-/// which firewalls and address translation remember an idle connection.
+/// which firewalls and NAT remember an idle connection.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 /// Interval between keepalive probes.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
@@ -39,7 +39,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(15);
 const PROBES_MAX: u32 = 8;
 /// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Pause if a half-open connection was closed to free a descriptor.
+/// Pause after a half-open connection was closed to free a descriptor.
 const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Provider state of a [`ConnRequest`].
@@ -89,7 +89,7 @@ pub(super) struct Listeners {
     /// Rate limits for log lines about peers that demand markers, and about invalid requests.
     markers: LogLimit,
     strange: LogLimit,
-    /// Rate limit for log lines about missing descriptors.
+    /// Rate limit for log lines about a lack of descriptors.
     descriptors: LogLimit,
     /// Peers whose handshakes were refused, until they are reported.
     pub(super) refused: VecDeque<(SocketAddr, ProofError)>,
@@ -100,7 +100,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Starts listening on an address, on the service manager's socket for it, if any.
+    /// Starts listening on an address, using the service manager's socket for it, if any.
     pub(super) fn listen(
         &mut self,
         env: &Env<'_>,
@@ -142,8 +142,8 @@ impl Listeners {
         self.listeners.retain(|_, listener| {
             listener.closing = true;
             listener.retry_at = None;
-            // A running accept holds the socket; shutting the socket down frees its port
-            // immediately. A socket of the service manager stays open for the next process.
+            // A pending accept holds the socket; shutting the socket down frees its port
+            // immediately. The service manager's socket stays open for the next process.
             if !listener.is_passed {
                 let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
             }
@@ -327,7 +327,7 @@ impl Listeners {
     }
 
     /// Returns a half-open connection whose operation has completed, with the number of bytes
-    /// moved. None if the connection ended.
+    /// moved. None if the connection has ended.
     pub(super) fn take_back(&mut self, id: u64, done: Completed) -> Option<(HalfOpen, usize)> {
         let count = done.count().unwrap_or(0);
         // The completed operation holds the buffer.
@@ -439,7 +439,7 @@ impl Listener {
 
 impl IwarpRequest {
     /// Sends a refusal and closes. The frame fits in the empty send buffer, so the call does not
-    /// wait.
+    /// block.
     pub(super) fn refuse(self, private_data: &PrivateData) {
         let mut bytes = self.frame.refuse(*private_data).encode();
         if let Some(session) = self.session {

@@ -91,7 +91,7 @@ impl IwarpShared {
         Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU64::new(1) })
     }
 
-    /// Creates an empty table of keys whose protection domains are numbered from `number`.
+    /// Creates an empty table of keys, with protection domains numbered from `number`.
     #[cfg(any(test, feature = "test-util"))]
     pub fn with_domains_from(number: u64) -> Arc<Self> {
         Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU64::new(number) })
@@ -143,7 +143,7 @@ impl ProtectionDomain for IwarpPd {
         }))
     }
 
-    // A connection reports its end only when none of its operations is still running (stream.rs),
+    // A connection reports its end only once none of its operations are still running (stream.rs),
     // however long that takes.
     fn is_idle(&self) -> bool {
         true
@@ -208,7 +208,7 @@ pub struct IwarpFabric {
     now: Instant,
 }
 
-/// Environment for the provider's connections and listeners. Borrows only these fields.
+/// Creates the environment for the provider's connections and listeners. Borrows only these fields.
 macro_rules! env {
     ($fabric:ident, $now:expr) => {
         Env {

@@ -1,9 +1,9 @@
 //! MPA (RFC 5044, RFC 6581): start-up frames, frame lengths, and a preamble of our own.
 //!
 //! A start-up frame is read in two exact steps, header then private data, so that no byte after it
-//! is consumed. Between two ends of this implementation, the private data starts with a preamble
-//! (`RTIW`, version, features) that offers what plain iWARP lacks: immediate data (RFC 7306), and
-//! an 8-byte prefix on every Send, which can carry a 32-bit immediate.
+//! is consumed. Between two instances of this implementation, the private data starts with a
+//! preamble (`RTIW`, version, features) that offers what plain iWARP lacks: immediate data (RFC
+//! 7306), and an 8-byte prefix on every Send, which can carry a 32-bit immediate.
 
 use crate::fabric::PrivateData;
 
@@ -11,13 +11,13 @@ use crate::fabric::PrivateData;
 pub(super) const START_LEN: usize = 20;
 /// Maximum length of private data in a start-up frame (RFC 5044 section 7.1.1).
 pub(super) const START_DATA_MAX: usize = 512;
-/// Minimum ULPDU length: a tagged header without payload.
+/// Minimum ULPDU length: a tagged header without a payload.
 pub(super) const ULPDU_MIN: usize = 14;
 /// Length of a frame's trailing checksum.
 pub(super) const CRC_LEN: usize = 4;
 /// Maximum length of a frame on the wire.
 pub(super) const FPDU_MAX: usize = 2 + 65535 + 3 + CRC_LEN;
-/// Maximum number of reads accepted from a peer, and of reads in flight to it.
+/// Maximum number of reads accepted from a peer, and of reads in flight to the peer.
 pub(super) const READS_MAX: u16 = 16;
 
 const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
@@ -352,13 +352,13 @@ pub(super) struct Terms {
     /// Reads that may be in flight to the peer.
     pub(super) ord: u16,
     pub(super) features: Features,
-    /// This end opened the connection and may send first.
+    /// This side opened the connection and may send first.
     pub(super) initiator: bool,
     /// The peer promised a ready-to-receive frame.
     pub(super) rtr_expected: bool,
     /// The promised frame will be an empty Send, which consumes no receive.
     pub(super) rtr_is_send: bool,
-    /// This end promised a ready-to-receive frame, an empty Write.
+    /// This side promised a ready-to-receive frame, an empty Write.
     pub(super) rtr_write: bool,
 }
 

@@ -13,24 +13,24 @@ pub struct IwarpOptions {
     pub crc: bool,
     /// Speak only plain iWARP (rping, siw): offer neither immediates nor peer-to-peer mode.
     pub plain: bool,
-    /// Timeout of each start-up step: the peer's request, its reply, its first frame.
+    /// Timeout for each startup step: the peer's request, its reply, its first frame.
     pub startup_timeout: Duration,
-    /// Timeout of a graceful disconnect, and for sending a Terminate.
+    /// Timeout for a graceful disconnect, and for sending a Terminate.
     pub close_timeout: Duration,
     /// Maximum number of accepted connections whose request has not arrived; one more connection
     /// closes the oldest one from the source that has the most.
     pub half_open_max: u32,
-    /// TCP_USER_TIMEOUT: maximum time that sent data may stay unacknowledged. None selects the
+    /// TCP_USER_TIMEOUT: maximum time that sent data may remain unacknowledged. None selects the
     /// system's default.
     pub user_timeout: Option<Duration>,
     /// Maximum number of connections that the system queues before they are accepted.
     pub backlog: i32,
-    /// Sockets of the service manager; `listen` uses the one with its address.
+    /// Sockets passed by the service manager; `listen` uses the one with its address.
     pub passed: Arc<[PassedSocket]>,
 }
 
 impl IwarpOptions {
-    /// Returns the socket of the service manager with this address.
+    /// Returns the service manager's socket with this address.
     pub(super) fn passed_at(&self, address: SocketAddr) -> Option<&PassedSocket> {
         self.passed.iter().find(|passed| passed.address() == Some(address))
     }

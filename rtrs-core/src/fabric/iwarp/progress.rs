@@ -11,10 +11,10 @@ pub(super) enum Tagged {
     Response { last: bool },
 }
 
-/// Tagged frame whose remainder is received straight into its target.
+/// Tagged frame whose remainder is received directly into its target.
 #[derive(Debug)]
 pub(super) struct Direct {
-    /// Part of the payload that has not arrived.
+    /// Destination of the part of the payload that has not arrived.
     pub(super) rest: MemSlice,
     /// Checksum so far.
     pub(super) sum: u32,
@@ -51,7 +51,7 @@ pub(super) struct Rx {
 }
 
 impl Rx {
-    /// Releases the memory to which a partially received frame points.
+    /// Releases the target memory of a partially received frame.
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
     }

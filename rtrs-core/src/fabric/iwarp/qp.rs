@@ -4,7 +4,7 @@
 //! through `tx_prepare` (data to send) and `tx_done` (data was accepted). The machine owns the
 //! staging memory and all posted work, validates every frame from the peer, and never touches a
 //! socket or a clock. Sending is in `tx.rs` and `sender.rs`, receiving in `rx.rs` and its state in
-//! `progress.rs`; this file contains posting and the end of the stream.
+//! `progress.rs`; this file contains the posting of work and the end of the stream.
 //!
 //! Nothing a peer sends makes it panic: a fault ends the stream with a Terminate.
 
@@ -26,7 +26,7 @@ use crate::ids::QpNum;
 use crate::limits::TCP_CONNECTION_BUFFERS;
 use crate::mem::{MemSlice, Region};
 
-/// Size of receive staging in bytes: one whole frame of the largest size and part of the next.
+/// Size of receive staging in bytes: one whole frame of maximum size and part of the next.
 pub(super) const RX_STAGE: usize = 80 << 10;
 
 const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
@@ -65,7 +65,7 @@ pub(super) struct QpMachine {
 
 impl QpMachine {
     /// Creates a machine that accepts work; it neither sends nor receives before `open`. Its
-    /// receive staging has `stage` bytes.
+    /// receive staging is `stage` bytes long.
     ///
     /// # Errors
     /// Returns the system's error if the staging memory cannot be allocated.
@@ -91,7 +91,7 @@ impl QpMachine {
         self.terms = Some(terms);
     }
 
-    /// Returns true once the peer has sent a valid frame (RFC 5044 section 7.1.2: a responder is
+    /// Returns true once the peer has sent a valid frame (RFC 5044 section 7.1.2: a responder stays
     /// silent until then).
     pub(super) fn has_heard(&self) -> bool {
         self.rx.heard

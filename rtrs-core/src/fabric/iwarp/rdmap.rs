@@ -1,8 +1,8 @@
 //! RDMAP (RFC 5040, RFC 7306): opcodes, the Read Request, and the Terminate message.
 //!
-//! Encoding and decoding only; the stream machine makes the decisions. Terminate is always written
-//! in the bit order of the RFC; Linux siw on little-endian hosts writes it swapped, which the
-//! reader recognizes.
+//! This module only encodes and decodes; the stream machine makes the decisions. Terminate is
+//! always written in the bit order of the RFC; Linux siw on little-endian hosts swaps the bits,
+//! which the decoder recognizes.
 
 use std::fmt;
 
@@ -67,7 +67,7 @@ pub(super) struct TermCode {
     pub(super) code: u8,
 }
 
-/// Declares each code that is sent or described, one per line: layer, type, code, text.
+/// Declares the codes that are sent or described, one per line: layer, type, code, text.
 macro_rules! codes {
     ($($($name:ident)? $layer:literal/$etype:literal/$code:literal $text:literal,)+) => {
         impl TermCode {
@@ -187,8 +187,8 @@ impl Terminate {
         (out, 6 + inner)
     }
 
-    /// Decodes the error code of a received Terminate, and whether the bit order seems to be siw's
-    /// swapped one.
+    /// Decodes the error code of a received Terminate, and whether its bit order appears to be
+    /// siw's swapped one.
     pub(super) fn decode(payload: &[u8]) -> Option<(TermCode, bool)> {
         let &[first, code, bits, ..] = payload else { return None };
         let swapped = bits & 0x07 != 0 && bits & 0xe0 == 0;

@@ -82,7 +82,7 @@ struct Head {
 }
 
 impl Head {
-    /// Returns the header for a Terminate, cut to its actual length.
+    /// Returns the header for a Terminate, truncated to its actual length.
     fn blame(&self, segment: &Segment) -> Blame {
         Blame::ddp(&self.bytes[2..2 + segment.header_len()], self.len as u16)
     }
@@ -99,7 +99,7 @@ impl QpMachine {
         let staged = rx.write - rx.read;
         let mut want = RX_STAGE;
         if let Some(direct) = &rx.direct {
-            // Staging is empty, because its whole content belonged to this frame.
+            // Staging is empty, because all of its contents belonged to this frame.
             let len = direct.rest.len_of_parts(direct.rest.len(), RX_PARTS);
             if let Some(part) = direct.rest.slice(0, len).filter(|_| len < direct.rest.len()) {
                 return iov.push(part);
@@ -139,7 +139,7 @@ impl QpMachine {
         }
     }
 
-    /// Handles `count` bytes received as `rx_prepare` requested; 0 means end of stream.
+    /// Handles `count` bytes received as `rx_prepare` requested; 0 means the end of the stream.
     pub(super) fn rx_done(&mut self, core: &mut CoreState, count: usize) {
         if count == 0 {
             let whole = self.rx.direct.is_none() && self.rx.read == self.rx.write;
@@ -286,7 +286,7 @@ impl QpMachine {
         Ok(())
     }
 
-    /// Finishes a directly received frame. Returns false if bytes are missing.
+    /// Finishes a directly received frame. Returns false if bytes are still missing.
     fn finish_direct(&mut self, core: &mut CoreState) -> Result<bool, Fault> {
         let staged = self.rx.write - self.rx.read;
         let Some(direct) = &self.rx.direct else { return Ok(true) };
@@ -570,14 +570,14 @@ impl QpMachine {
         self.complete_send(core, segment, message, done)
     }
 
-    /// Length of the prefix before the data of a send; 0 if the peer sends none.
+    /// Length of the prefix before a send's data; 0 if the peer sends none.
     fn prefix_len(&self) -> usize {
         let prefixed = self.terms.is_some_and(|terms| terms.features.send_prefix);
         if prefixed { Features::PREFIX_LEN } else { 0 }
     }
 
-    /// Copies a segment of a send into the first receive. Returns the number of bytes of the send
-    /// that have arrived.
+    /// Copies a segment of a send into the first receive. Returns how many bytes of the send have
+    /// arrived.
     fn place_send(
         &mut self,
         core: &mut CoreState,

@@ -1,6 +1,6 @@
-//! TLS handshakes of a shard's connections: access to the threads of the [`TlsEndpoint`] that
-//! compute them, and the state of each handshake. The shard transfers the bytes:
-//! `listener/greeting.rs` for accepted connections, `stream/sealed.rs` for outgoing ones.
+//! TLS handshakes of a shard's connections: access to the [`TlsEndpoint`] threads that compute
+//! them, and the state of each handshake. The shard transfers the bytes: `listener/greeting.rs` for
+//! accepted connections, `stream/sealed.rs` for outgoing ones.
 
 use std::io;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use super::mpa::{START_LEN, StartHeader};
 use crate::rt::{Inbox, Ring, Sender, mailbox};
 use crate::tls::{Done, Ended, Handshake, Job, TlsEndpoint};
 
-/// Bytes of a handshake received or sent in one operation.
+/// Maximum number of handshake bytes received or sent in one operation.
 pub(super) const GREETING_BUFFER: usize = 4096;
 
 /// A shard's access to the threads that compute handshakes.
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Ended {
 }
 
 impl Greeting {
-    /// Creates the state for an accepted connection. Returns None if TLS is used only for outgoing
+    /// Creates the state for an accepted connection; None if TLS is used only for outgoing
     /// connections.
     pub(super) fn new(tls: &Tls) -> Option<Self> {
         tls.endpoint.accept(request_len).map(|handshake| Self::Receiving(Box::new(handshake)))

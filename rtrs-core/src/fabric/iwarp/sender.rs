@@ -40,7 +40,7 @@ pub(super) struct SendItem {
     pub(super) sink: u64,
 }
 
-/// Read that waits for the peer's response.
+/// Read that is waiting for the peer's response.
 #[derive(Clone, Copy, Debug)]
 struct ReadWait {
     /// Sequence number of its send queue entry.
@@ -74,7 +74,7 @@ pub(super) struct Sender {
     base: u64,
     /// Number of fully encoded entries, from the front.
     encoded: usize,
-    /// Number of encoded entries that were handed to TCP.
+    /// Number of encoded entries that have been handed to TCP.
     handed: usize,
     reads: VecDeque<ReadWait>,
     /// The peer refused the oldest pending read.
@@ -137,7 +137,7 @@ impl Sender {
         self.queue.push_back(SendItem { wr, len, sent: 0, state, sink });
     }
 
-    /// Queues the response to a read of the peer.
+    /// Queues the response to a read by the peer.
     pub(super) fn respond(&mut self, response: Response) {
         self.responses.push_back(response);
     }
@@ -198,7 +198,7 @@ impl Sender {
         self.responses_encoded = 0;
     }
 
-    /// Removes the oldest entry if it is done. Call until None.
+    /// Removes the oldest entry if it is done. Call this until it returns None.
     pub(super) fn pop_done(&mut self) -> Option<SendItem> {
         if self.handed > 0
             && self.queue.front().is_some_and(|item| item.state == ItemState::Done)
@@ -244,7 +244,7 @@ impl Sender {
         self.read_refused = !self.reads.is_empty();
     }
 
-    /// Removes all entries, oldest first, and passes each with its status to `report`.
+    /// Removes all entries, oldest first, passing each with its status to `report`.
     pub(super) fn flush(&mut self, mut report: impl FnMut(&SendItem, WcStatus)) {
         let first_read = self.reads.front().map(|wait| wait.sequence);
         let mut sequence = self.base;

@@ -4,12 +4,12 @@
 //! One table serves all shards of a process, because memory registered once is reachable through
 //! queue pairs on any shard. Looking up a key takes no lock: an entry is a handful of atomics, and
 //! copied values are used only while the entry's `placing` count is held, which blocks binds and
-//! revokes. Registering and dropping take locks; they are rare. Binding or revoking a window
+//! revokes. Registering and dropping regions take locks, but are rare. Binding or revoking a window
 //! updates one entry and takes effect immediately.
 //!
 //! A key is a 24-bit index (drawn at random, RFC 5042 section 6.1.1) and an 8-bit part that changes
 //! at each bind. 0 is never issued. Addresses are not real memory addresses: each registration has
-//! its own origin, so a wrong pair of key and address is refused.
+//! its own origin, so a key used with the wrong address is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -49,7 +49,7 @@ fn access_bits(access: Access) -> u16 {
 pub(super) enum StagFault {
     /// The key does not exist.
     Invalid,
-    /// The range exceeds that of the key.
+    /// The range exceeds the key's range.
     Bounds,
     /// The key does not allow this access.
     Access,
@@ -340,7 +340,7 @@ impl StagTable {
     }
 
     /// Revokes a window's key. Returns `QpState` while an access through it is in progress; the key
-    /// is dead for new accesses anyway, and a later retry succeeds.
+    /// is dead for new accesses in any case, and a later retry succeeds.
     pub(super) fn revoke(&self, pd: u64, rkey: Rkey) -> Result<Rkey, FabricError> {
         let entry = self.window_entry(pd, rkey)?;
         if entry.kill(rkey.0) { Ok(rkey) } else { Err(FabricError::QpState) }
@@ -358,8 +358,8 @@ impl StagTable {
         }
     }
 
-    /// Validates a peer's access of `len` bytes (not zero) at `addr` and starts it. The caller ends
-    /// it with [`StagTable::release`] or turns it into a [`Placing`].
+    /// Validates a peer's access to `len` bytes (one or more) at `addr`, and starts it. The caller
+    /// ends it with [`StagTable::release`] or turns it into a [`Placing`].
     pub(super) fn acquire(
         &self,
         pd: u64,
@@ -433,7 +433,7 @@ impl StagTable {
         Placing { table: Arc::clone(self), index: placement.index }
     }
 
-    /// Validates local memory of a work request. Returns the address that a peer would use for it.
+    /// Validates a work request's local memory. Returns the address that a peer would use for it.
     pub(super) fn check_local(&self, pd: u64, sge: &Sge, write: bool) -> Option<u64> {
         let entry = self.entry(sge.lkey >> 8)?;
         if sge.lkey == 0 || entry.state.load(Ordering::Acquire) as u32 != sge.lkey {
@@ -495,7 +495,7 @@ mod tests {
 
     const RW: u16 = REMOTE_WRITE;
 
-    /// Numbers that peers can drive up have more than 32 bits.
+    /// Numbers that peers can drive up must have more than 32 bits.
     #[test]
     fn region_and_domain_numbers_do_not_wrap() {
         let table = StagTable::new();

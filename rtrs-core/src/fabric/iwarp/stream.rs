@@ -1,10 +1,10 @@
-//! One connection: TCP on the ring, MPA's start-up, then a stream machine until the end.
+//! One connection: TCP on the ring, then the MPA start-up, then a stream machine until the end.
 //!
 //! At most one send and one receive run at a time, each owning the slices it touches. A connection
 //! ends in steps: posted work (or a Terminate) is sent, FIN is sent, the peer's FIN is awaited
 //! until a timeout, running operations are canceled and *their completions awaited*, and only then
-//! is all remaining work flushed and `Closed` reported. So after `Closed` the kernel holds none of
-//! the memory.
+//! is all remaining work flushed and `Closed` reported. So after `Closed`, the kernel no longer
+//! holds any of the memory.
 
 mod sealed;
 mod socket;
@@ -29,7 +29,7 @@ use crate::time::{Duration, Instant};
 /// Time that canceled operations may take before the socket is shut down.
 const CANCEL_BOUND: Duration = Duration::from_millis(500);
 
-/// Phase of a connection, in order.
+/// Phases of a connection, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Initiator: TCP connect.
@@ -181,7 +181,7 @@ impl IwarpConn {
         }
     }
 
-    /// Receives exactly the next part of a start-up frame, and no byte after it.
+    /// Receives exactly the next part of a start-up frame, and nothing after it.
     fn recv_start(&mut self, env: &Env<'_>, from: usize, len: usize) {
         self.start = self.machine.start_buffer(false, from + len).and_then(|s| s.slice(from, len));
         self.recv_start_rest(env);
@@ -193,7 +193,7 @@ impl IwarpConn {
         }
     }
 
-    /// Sends the reply to an accepted request, or otherwise posted work.
+    /// Sends the reply if a request was accepted, or otherwise posted work.
     pub(super) fn flush(&mut self, env: &mut Env<'_>) {
         if self.phase == Phase::Accepted {
             self.phase = Phase::Replying;
@@ -235,7 +235,7 @@ impl IwarpConn {
         self.finish(env);
     }
 
-    /// Reports the end once no operation is running anymore.
+    /// Reports the end once all operations have completed.
     fn finish(&mut self, env: &mut Env<'_>) {
         if !self.socket.is_idle() {
             return;
@@ -285,7 +285,7 @@ impl IwarpConn {
             }
             token::SEND => match done.op {
                 Op::SendMsg { iov, .. } => self.sent(env, iov, result),
-                // Dropped first, because the memory of the operation is needed next.
+                // Dropped first, because the operation's memory is needed next.
                 other => {
                     drop(other);
                     self.start_sent(env, result);
@@ -482,7 +482,7 @@ impl IwarpConn {
 
     fn received(&mut self, env: &mut Env<'_>, mut iov: Box<IoVecs>, result: io::Result<usize>) {
         if self.tls.is_some() {
-            // Records that are opened in place must have no other holder.
+            // Records that are decrypted in place must not be held by anything else.
             iov.clear();
         }
         self.socket.keep_recv_list(iov);

@@ -89,7 +89,7 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// Creates the key from the pair that rustls returns: the number of the first record, and the
+    /// Creates the key from the pair that rustls returns: the first record's number, and the
     /// secrets.
     pub(super) fn new(tx: (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
         let (number, secrets) = tx;
@@ -194,19 +194,19 @@ pub(super) struct TlsStream {
     opener: Box<dyn MessageDecrypter>,
     opened: u64,
     sealer: Sealer,
-    /// Start of the received records that are not opened yet, in the machine's staging.
+    /// Start of the received records that have not been opened yet, in the machine's staging.
     start: usize,
     end: usize,
     /// Buffer for sealed records.
     sealed: Arc<Region>,
-    /// Output of the machine that is not sealed yet.
+    /// Output of the machine that has not been sealed yet.
     pub(super) plain: Box<IoVecs>,
     /// Whether `plain` holds a batch from the machine.
     pub(super) in_batch: bool,
     /// Whether the peer requested a new sending key.
     update_due: bool,
     alert_due: Option<AlertDescription>,
-    /// Whether an alert was sent, so that nothing else may be sent.
+    /// Whether an alert was sent; nothing else may be sent after it.
     silent: bool,
     allowance: Allowance,
 }
@@ -344,7 +344,7 @@ impl TlsStream {
         }
     }
 
-    /// Ends the connection with this alert; unsealed data is dropped.
+    /// Ends the connection with `alert`; unsealed data is dropped.
     pub(super) fn alert(&mut self, alert: AlertDescription) {
         if !self.silent {
             self.alert_due.get_or_insert(alert);
@@ -353,8 +353,8 @@ impl TlsStream {
         }
     }
 
-    /// Queues the final close alert, after which nothing is sent. Returns false if it, or another
-    /// alert, was queued before.
+    /// Queues the final close alert, after which nothing is sent. Returns false if it or another
+    /// alert was already queued.
     pub(super) fn close(&mut self) -> bool {
         self.alert(AlertDescription::CloseNotify);
         self.alert_due.is_some()
@@ -404,7 +404,7 @@ impl TlsStream {
         Ok(sealed.slice(0, at).filter(|records| !records.is_empty()))
     }
 
-    /// Seals a few bytes in a separate record, for a start-up frame.
+    /// Seals a few bytes into a separate record, for a start-up frame.
     ///
     /// # Errors
     /// See [`TlsStream::seal`].

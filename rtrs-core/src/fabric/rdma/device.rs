@@ -1,4 +1,4 @@
-//! RDMA devices of a host as the daemons see them, whatever the provider.
+//! RDMA devices of a host as seen by the daemons, whatever the provider.
 
 use std::net::IpAddr;
 
@@ -9,15 +9,15 @@ pub struct RdmaPort {
     pub device: String,
     /// Port number, starting at 1.
     pub number: u8,
-    /// Port state as reported by the kernel, in lower case: `active`, `down`.
+    /// Port state as reported by the kernel, in lower case, such as `active` or `down`.
     pub state: String,
     /// Network interface behind the port, if the kernel reports it.
     pub netdev: Option<String>,
-    /// IP addresses in the port's GID table, without link-local ones.
+    /// IP addresses in the port's GID table, excluding link-local ones.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Whether a device's memory windows work; a new key for each request requires them.
+/// Whether a device's memory windows work; they are required for using a new key for each request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum MemoryWindows {
     /// A window was bound successfully.
@@ -36,7 +36,7 @@ impl Default for MemoryWindows {
 }
 
 impl MemoryWindows {
-    /// Returns true if the device certainly has no windows.
+    /// Returns true if the device is known to have no usable windows.
     #[must_use]
     pub const fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))

@@ -1,8 +1,8 @@
 //! Effects of messages on arrival: connection setup and teardown, placement, completions.
 //!
-//! All checks of the receiving side are made here, when the message arrives: a receive is posted
-//! and long enough; the key is known, belongs to this protection domain, and its bounds and rights
-//! cover this access. A violation closes the connection: the peer gets a NAK, and both ends flush.
+//! All of the receiver's checks are made here, when the message arrives: a receive is posted and
+//! long enough; the key is known and belongs to this protection domain, and its bounds and rights
+//! cover the access. A violation closes the connection: the peer gets a NAK, and both ends flush.
 
 use super::conn::{ACCEPTOR, CONNECTOR, Job, Message, SimConn, State};
 use super::net::{Event, Net, Timer};
@@ -14,7 +14,7 @@ use crate::ids::Rkey;
 use crate::time::Duration;
 
 impl SimConn {
-    /// Delivers the first message that `from` sent, if the link permits.
+    /// Delivers the next message from `from`, if the link permits.
     pub(super) fn deliver(&mut self, net: &mut Net, from: usize) {
         if self.broken {
             return;
@@ -28,8 +28,7 @@ impl SimConn {
         let Some((_, message)) = wire.messages.pop_front() else { return };
         wire.bytes -= message.len();
         if let Some(&(next, _)) = wire.messages.front() {
-            // Messages that were held back arrive one by one, with time between them for the
-            // receiver.
+            // Messages that were held back arrive one by one, leaving the receiver time in between.
             let late = next < net.now;
             let pause = if late { net.prng.range(0..=20_000) } else { 0 };
             let at = next.max(net.now + Duration::from_nanos(pause));
@@ -80,7 +79,7 @@ impl SimConn {
                 self.receive_data(net, side, message);
             }
             Message::Refuse | Message::Reject(_) | Message::Ready | Message::Ack(_) => {}
-            // This end no longer exists: notify the peer.
+            // This end no longer exists, so notify the peer.
             _ => {
                 self.transmit(net, side, Message::Reset);
             }
@@ -204,7 +203,7 @@ impl SimConn {
         Ok(())
     }
 
-    /// Completes a read with the data that the peer returned.
+    /// Completes a read with the data returned by the peer.
     fn receive_response(&mut self, net: &mut Net, side: usize, seq: u64, bytes: &[u8]) {
         let end = &mut self.ends[side];
         let Some(entry) = end.departed.iter_mut().find(|e| e.seq == seq) else { return };
@@ -225,7 +224,7 @@ impl SimConn {
         self.retire(net, side);
     }
 
-    /// Acknowledges a message that was received, or closes the connection after a violation.
+    /// Acknowledges a received message, or closes the connection after a violation.
     fn answer(&mut self, net: &mut Net, side: usize, seq: u64, received: Result<(), Violation>) {
         match received {
             Ok(()) => self.acknowledge(net, side, seq),
@@ -248,7 +247,7 @@ impl SimConn {
     }
 }
 
-/// Message that the receiving side refuses.
+/// A message refused by the receiver.
 #[derive(Clone, Copy)]
 struct Violation {
     /// Status of the peer's work request.

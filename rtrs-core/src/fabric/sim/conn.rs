@@ -1,10 +1,10 @@
 //! Simulated connection: two ends and the messages between them.
 //!
-//! An end is a queue pair: work that was posted but not flushed, work that waits to depart, work
-//! that departed and awaits its answer, and the posted receives. Local memory is read when a
-//! message departs and written when one arrives, in virtual time, so a write by an end that closed
-//! long ago can still land at a peer that has not noticed yet. Every end closes through
-//! [`SimConn::end`]: all posted work completes once, followed by one last event.
+//! An end is a queue pair: posted work that was not flushed, work waiting to depart, departed work
+//! awaiting its answer, and the posted receives. Local memory is read when a message departs and
+//! written when one arrives, in virtual time, so a write by an end that closed long ago can still
+//! reach a peer that has not noticed yet. Every end closes through [`SimConn::end`]: all posted
+//! work completes once, followed by one last event.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,7 @@ pub(super) enum State {
     Requested,
     /// Accepted; the reply is sent by the next flush.
     Accepting,
-    /// The reply was sent; waiting for the connector's confirmation.
+    /// The reply has been sent; waiting for the connector's confirmation.
     Replied,
     /// Established: work can be posted.
     Up,
@@ -44,7 +44,7 @@ pub(super) enum State {
     Closing,
     /// Disconnect sent; waiting for the reply.
     Leaving,
-    /// The last event was reported.
+    /// The last event has been reported.
     Gone,
 }
 
@@ -175,7 +175,7 @@ pub(super) struct SimConn {
     pub(super) id: u64,
     pub(super) ends: [End; 2],
     pub(super) wires: [Wire; 2],
-    /// The link went down: nothing arrives any longer.
+    /// The link is down: nothing arrives anymore.
     pub(super) broken: bool,
 }
 
@@ -312,9 +312,9 @@ impl SimConn {
         }
     }
 
-    /// Puts a queue pair into the error state at its oldest work request, as after exhausted
-    /// retries. With `reset` the peer sees a reset; otherwise the peer must detect the failure
-    /// itself.
+    /// Puts a queue pair into the error state at its oldest work request, as when its retries are
+    /// exhausted. If `reset` is set, the peer sees a reset; otherwise the peer must detect the
+    /// failure itself.
     pub(super) fn fail(&mut self, net: &mut Net, side: usize, reset: bool) {
         let end = &self.ends[side];
         if !matches!(end.state, State::Up | State::Closing | State::Leaving) {
@@ -391,7 +391,7 @@ impl SimConn {
         }
     }
 
-    /// Removes an end whose whole node or process disappeared, without a last event.
+    /// Removes an end whose whole node or process has disappeared, without a last event.
     pub(super) fn vanish(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         end.state = State::Gone;

@@ -15,7 +15,7 @@ use crate::time::{Duration, Instant};
 pub enum Fault {
     /// The link between two addresses goes down: messages on it are lost.
     LinkDown(IpAddr, IpAddr),
-    /// The link is up again, for new connections.
+    /// The link comes up again, for new connections.
     LinkUp(IpAddr, IpAddr),
     /// Nothing arrives from the first address at the second, without an event.
     Silence(IpAddr, IpAddr),
@@ -42,13 +42,13 @@ pub struct FaultOptions {
     pub silence: Ratio,
     /// Options of a slow direction.
     pub slow: LinkOptions,
-    /// Minimum number of links that have no fault at any time.
+    /// Minimum number of links without a fault at any time.
     pub spare: usize,
 }
 
 impl FaultOptions {
-    /// Creates options under which links break about every second for about half a second, with one
-    /// link always intact.
+    /// Creates options under which a link breaks about every second, for about half a second, and
+    /// one link is always intact.
     pub fn new(links: Vec<(IpAddr, IpAddr)>) -> Self {
         Self {
             links,

@@ -1,8 +1,8 @@
-//! Links between addresses: delay, jitter, bandwidth, loss of the link, silence in one direction.
+//! Links between addresses: delay, jitter, bandwidth, link loss, and silence in one direction.
 //!
 //! Each direction between two addresses has its own options. Messages of one queue pair stay in
-//! order (as a reliable connection keeps them); those of different queue pairs may overtake each
-//! other within the jitter. A link that is down loses the messages on it and breaks its connections
+//! order, as on any reliable connection; those of different queue pairs may overtake each other
+//! within the jitter. A link that is down loses the messages on it and breaks its connections
 //! permanently; a silenced direction holds messages back and delivers them late, as TCP does after
 //! a route is restored.
 
@@ -21,8 +21,8 @@ pub struct LinkOptions {
     pub jitter: Duration,
     /// Bytes per second; None for no limit.
     pub bandwidth: Option<u64>,
-    /// Maximum time after which a broken link ends its connections (each end notices at a random
-    /// time in the second half). If None, only heartbeats detect it.
+    /// Maximum time until a broken link ends its connections (each end notices at a random time in
+    /// the second half of it). If None, only heartbeats detect the break.
     pub detect: Option<Duration>,
 }
 
@@ -37,7 +37,7 @@ impl Default for LinkOptions {
     }
 }
 
-/// All links of a world.
+/// All links in a world.
 #[derive(Debug)]
 pub(super) struct Links {
     default: LinkOptions,

@@ -2,8 +2,8 @@
 //!
 //! Each node has one table of keys, as a device does, shared by its shards. Keys are drawn from the
 //! seed; they are never zero, and unique while in use. Addresses given to peers are artificial,
-//! because real ones would not follow from the seed. All checks of a real device are made here:
-//! known key, same protection domain, bounds, access rights.
+//! because real ones would not be reproducible from the seed. All the checks of a real device are
+//! done here: known key, same protection domain, bounds, access rights.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -92,7 +92,7 @@ impl Keys {
         })
     }
 
-    /// Validates a peer's access of more than zero bytes and returns the accessed memory.
+    /// Validates a peer's access to one or more bytes and returns the accessed memory.
     pub(super) fn check_remote(
         &self,
         pd: u64,
@@ -260,7 +260,7 @@ impl SimWindow {
         self.pd == pd
     }
 
-    /// Draws the key of the next bind, which grants nothing yet.
+    /// Draws the key for the next bind; it grants nothing yet.
     pub(super) fn draw_key(&self) -> Rkey {
         Rkey(self.keys.lock().fresh())
     }

@@ -2,7 +2,7 @@
 //!
 //! The provider enforces the fabric's contract as strictly as a real device: keys, bounds, rights,
 //! protection domains, queue limits, missing receives, flush on error, `Closed` last. Behavior that
-//! may differ between providers is an option of the world ([`WorldOptions`]): for example when
+//! may differ between providers is an option of the world ([`WorldOptions`]), for example when
 //! sends complete and when binds take effect. [`LinkOptions`] and [`Fault`] describe the behavior
 //! of networks. The module is used only by tests, and has no threads, real clocks or iteration in
 //! hash order.
@@ -79,7 +79,7 @@ impl SimFabric {
         let _ = self.with(qp, |conn, net, side| conn.fail(net, side, reset));
     }
 
-    /// Returns the number of a protection domain of this node.
+    /// Returns the number of a protection domain that belongs to this node.
     fn domain(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u64, FabricError> {
         let inner = self.world.borrow();
         match pd.as_any().downcast_ref::<SimPd>() {
@@ -107,7 +107,7 @@ fn refused(what: &str, address: SocketAddr, kind: io::ErrorKind) -> FabricError 
     FabricError::system(format!("{what} {address}"), io::Error::from(kind))
 }
 
-/// Takes the ticket out of a connection request if the request belongs to this provider.
+/// Takes the ticket out of a connection request, if the request belongs to this provider.
 fn ticket(request: ConnRequest) -> Option<u64> {
     let mut ticket = request.inner.downcast::<Ticket>().ok()?;
     ticket.taken = true;
@@ -352,7 +352,7 @@ impl Fabric for SimFabric {
 
 impl Drop for SimFabric {
     fn drop(&mut self) {
-        // The world can be borrowed here only while a panic unwinds.
+        // The world is already borrowed here only if a panic is unwinding.
         let Ok(mut inner) = self.world.try_borrow_mut() else { return };
         let core = self.core;
         inner.net.listeners.retain(|_, listener| *listener != core);
@@ -368,7 +368,7 @@ impl Drop for SimFabric {
     }
 }
 
-/// Returns the address `10.0.0.n` of a simulated world, for tests.
+/// Returns the address `10.0.0.n` in a simulated world, for tests.
 pub fn sim_ip(n: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, n])
 }

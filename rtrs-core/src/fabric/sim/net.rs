@@ -1,5 +1,5 @@
 //! State shared by all connections of a world: the clock and its event queue, the seed, links,
-//! nodes with their keys, shards with their event queues, listeners.
+//! nodes with their keys, shards with their event queues, and listeners.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -39,12 +39,12 @@ pub struct WorldOptions {
     pub bind: BindMode,
     /// Maximum time for which a revoke delays its send queue.
     pub revoke_max: Option<Duration>,
-    /// Default options of links.
+    /// Default options for links.
     pub link: LinkOptions,
     /// Maximum bytes in flight in one direction of a connection before its send queue waits (like
     /// socket buffers).
     pub buffered_max: usize,
-    /// Timeout of a graceful disconnect.
+    /// Timeout for a graceful disconnect.
     pub close_bound: Duration,
     /// Timeout for the answer to a request and for the start-up of an accepted connection.
     pub accept_bound: Duration,
@@ -107,7 +107,7 @@ pub(super) struct CoreState {
     pub(super) counters: FabricCounters,
 }
 
-/// Machine: addresses and keys.
+/// A machine, with its addresses and keys.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) addresses: Vec<IpAddr>,
@@ -187,7 +187,7 @@ impl Net {
         Ticket { conn, taken: false, dropped: Arc::clone(&self.dropped) }
     }
 
-    /// Returns the shard that listens at this address of this node.
+    /// Returns the shard that listens on this address of this node.
     pub(super) fn listener(&self, node: usize, address: SocketAddr) -> Option<usize> {
         let any = if address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
         let wild = SocketAddr::new(any, address.port());
@@ -200,7 +200,7 @@ impl Net {
         self.nodes.iter().position(|node| node.addresses.contains(&address))
     }
 
-    /// Places a peer's write.
+    /// Stores the data of a peer's write in memory.
     pub(super) fn place(
         &self,
         node: usize,

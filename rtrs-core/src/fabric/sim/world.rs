@@ -20,7 +20,7 @@ use super::memory::Keys;
 use super::net::{Event, Net, Node, WorldOptions};
 use crate::time::{Duration, Instant};
 
-/// Machine of a world.
+/// A machine in a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeId(pub(super) usize);
 
@@ -34,7 +34,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// Runs `f` on a connection and removes the connection if it is over.
+    /// Runs `f` on a connection, and removes the connection if it has ended.
     pub(super) fn with<T>(
         &mut self,
         id: u64,
@@ -112,7 +112,7 @@ impl Inner {
     }
 }
 
-/// Simulated world. Clones share the same world.
+/// A simulated world. Clones share the same world.
 #[derive(Clone, Debug)]
 pub struct World {
     pub(super) inner: Rc<RefCell<Inner>>,
@@ -170,8 +170,8 @@ impl World {
         inner.net.queue.first_key_value().map(|(&(when, _), _)| when.max(inner.net.now))
     }
 
-    /// Runs all events scheduled up to `until`, then sets the clock to it. An earlier time has no
-    /// effect.
+    /// Runs all events scheduled up to `until`, then sets the clock to `until`. A time in the past
+    /// has no effect.
     pub fn advance_to(&self, until: Instant) {
         while self.next_event_time().is_some_and(|when| when <= until) {
             self.step();
@@ -199,7 +199,7 @@ impl World {
         self.apply(Fault::LinkDown(a, b));
     }
 
-    /// Brings the link up again, for new connections.
+    /// Brings the link back up, for new connections.
     pub fn link_up(&self, a: IpAddr, b: IpAddr) {
         self.apply(Fault::LinkUp(a, b));
     }
@@ -233,9 +233,9 @@ impl World {
         self.inner.borrow().net.links.options(from, to)
     }
 
-    /// Cuts a machine's power: its connections break silently (peers detect it by heartbeats), and
-    /// its fabrics report nothing more and hold no queue pair. New fabrics of the node model its
-    /// restart.
+    /// Cuts the power to a machine: its connections break silently (peers detect it by heartbeats),
+    /// and its fabrics report nothing more and hold no queue pair. New fabrics of the node model
+    /// its restart.
     pub fn crash(&self, node: NodeId) {
         let mut inner = self.inner.borrow_mut();
         for id in inner.ids(|conn| conn.ends.iter().any(|end| end.node == node.0)) {

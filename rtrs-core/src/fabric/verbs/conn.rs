@@ -1,4 +1,4 @@
-//! Connection: its steps through the connection manager, and the reason for its end.
+//! A connection: its steps through the connection manager, and the reason why it ends.
 //!
 //! ```text
 //! connect:  Resolving > Looking > Routing > Connecting > Open > Draining
@@ -72,7 +72,7 @@ pub(super) type End = ConnectFailure;
 pub(super) enum Last {
     /// Report the end and its reason.
     Report(End),
-    /// Report nothing: the connection was never started, and its user got an error.
+    /// Report nothing: the connection was never started, and its user received an error.
     Nothing,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn lost(what: impl Into<String>) -> CloseReason {
 pub(super) enum Step {
     /// The connection proceeds.
     On,
-    /// The connection proceeds with `on_port`, after a check of its port.
+    /// The connection proceeds with `on_port` once its port has been checked.
     Look,
     /// The connection is established, with the peer's private data.
     Up(PrivateData),
@@ -108,8 +108,8 @@ impl Resolver {
     }
 
     /// Starts resolving the peer's address. The kernel retries only when the neighbor table changes
-    /// or when the timeout expires, and misses a change that happens before it waits (on a link
-    /// that answers immediately). So the first timeouts are short, and the call is repeated.
+    /// or when the timeout expires, and misses a change that happens before it starts waiting (on a
+    /// link that answers immediately). So the first timeouts are short, and the call is repeated.
     fn resolve(&mut self, id: &CmId) -> io::Result<()> {
         let wait = RESOLVE_FIRST_MS << self.attempts.min(RESOLVE_DOUBLED_MAX);
         self.attempts += 1;
@@ -127,7 +127,7 @@ pub(super) struct VerbsConn {
     pub(super) pd: u64,
     pub(super) stage: Stage,
     pub(super) reads: Reads,
-    /// Local private data, for the connect or the reply.
+    /// Local private data, for the connect request or the reply.
     pub(super) private_data: PrivateData,
     /// Time by which the stage must end.
     pub(super) deadline: Option<Instant>,
@@ -139,7 +139,7 @@ pub(super) struct VerbsConn {
     pub(super) dying: bool,
     /// The connection has ended; its queue pair is being destroyed.
     pub(super) end: Option<Last>,
-    /// The peer or the connection manager ended the connection, so nothing need be awaited.
+    /// The peer or the connection manager ended the connection, so there is nothing to wait for.
     pub(super) peer_knows: bool,
     /// Number of entries reserved in the completion queue.
     pub(super) cq_entries: u32,
@@ -250,7 +250,7 @@ impl VerbsConn {
         Ok(Step::Look)
     }
 
-    /// Continues after the check of the port: nothing may be sent over a port that is down
+    /// Continues once the port has been checked: nothing may be sent over a port that is down
     /// (dreq.rs).
     pub(super) fn on_port(&mut self, now: Instant, down: bool, options: &VerbsOptions) -> Step {
         let result = self.prepare(now, down, options);
@@ -341,7 +341,7 @@ impl VerbsConn {
             let wr_id = self.qp.recv_done(wc.tag.seq)?;
             if wc.status == WcStatus::Success && self.stage == Stage::Answered {
                 // Data arrived before the peer's last handshake message, so the connection is
-                // established. The identifier of a connection that is ending is in use elsewhere.
+                // established. If the connection is ending, its identifier is in use elsewhere.
                 if !self.dying {
                     let _ = self.id.notify_established();
                 }
@@ -424,13 +424,13 @@ fn millis(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis().saturating_add(500)).unwrap_or(i32::MAX)
 }
 
-/// Interprets a reject. Its status is a code of IBA table 102, or an errno with iWARP.
+/// Interprets a reject. Its status is a code from IBA table 102, or an errno with iWARP.
 fn reject(event: &CmEvent) -> End {
     /// The peer's program refused.
     const CONSUMER: i32 = 28;
     /// No listener at that service ID.
     const INVALID_SERVICE: i32 = 8;
-    /// The peer's connection manager did not get its answer in time.
+    /// The peer's connection manager did not receive an answer in time.
     const TIMEOUT: i32 = 4;
     let has_data = event.private_data.as_bytes().iter().any(|&byte| byte != 0);
     match event.status {

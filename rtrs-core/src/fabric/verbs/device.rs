@@ -1,4 +1,4 @@
-//! State of RDMA devices: the part shared by all shards of a process, and the part of each shard.
+//! State of RDMA devices: the part shared by all shards of a process, and each shard's own part.
 //!
 //! Devices are opened once for the process ([`VerbsShared`]); any shard may read a device's
 //! asynchronous events, which are passed to all shards. A [`CoreDevice`] is a shard's completion
@@ -36,13 +36,13 @@ pub(super) enum Report {
     Device(DeviceReport),
     /// The reaper has destroyed a queue pair of this shard.
     Destroyed(Destroyed),
-    /// The reaper has registered memory of this shard.
+    /// The reaper has registered memory for this shard.
     Made(Box<AsyncRegistration>),
-    /// State of the port of a pending connection.
+    /// State of a pending connection's port.
     Port { qp: QpNum, down: bool },
-    /// A request arrived over a device that was not known before.
+    /// A request arrived on a device that was not known before.
     Request(Box<ConnRequest>),
-    /// Result of an attempt to listen on an address that was lost.
+    /// Result of an attempt to listen again on an address that was lost.
     Listener(Box<Tried>),
 }
 
@@ -83,7 +83,7 @@ pub struct VerbsShared {
     pub(super) regions: Arc<Regions>,
     next_id: AtomicU64,
     cores: Mutex<Vec<(u64, Sender<Report>)>>,
-    /// Number of connection requests that wait for an answer.
+    /// Number of connection requests waiting for an answer.
     pub(super) half_open: Arc<AtomicU32>,
     /// Threads for calls that may take a long time.
     pub(super) reaper: Arc<Reaper>,
@@ -94,7 +94,7 @@ pub struct VerbsShared {
 }
 
 impl VerbsShared {
-    /// Checks whether this host supports RDMA. A device is not required yet: see
+    /// Checks whether this host supports RDMA. No device is required yet: see
     /// [`devices`](super::devices).
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl VerbsShared {
         }
         let found = Arc::new(found);
         let device = found.name();
-        // Done without the lock: a shard that asks for a different device must not wait.
+        // Done without the lock: a shard that asks for another device must not wait.
         match windows::of_context(&found) {
             MemoryWindows::Usable => {}
             MemoryWindows::Untried(why) => {
@@ -168,8 +168,8 @@ impl VerbsShared {
         self.contexts.lock().iter().find(|context| context.key() == key).cloned()
     }
 
-    /// Returns true if the identifier's device is already kept, so that `keep` does not call the
-    /// driver.
+    /// Returns true if the identifier's device is already kept, in which case `keep` does not call
+    /// the driver.
     pub(super) fn keeps(&self, id: &CmId) -> bool {
         id.context_key().is_none_or(|key| self.known(key).is_some())
     }
@@ -221,7 +221,7 @@ impl VerbsShared {
         VerbsPd::new(&context, self.fresh_id(), &self.regions, &self.reaper)
     }
 
-    /// Subscribes a shard to device events; returns its number for `leave`.
+    /// Subscribes a shard to device events; returns the number to pass to `leave`.
     pub(super) fn join(&self, sender: Sender<Report>) -> u64 {
         let core = self.fresh_id();
         self.cores.lock().push((core, sender));
@@ -239,9 +239,9 @@ impl VerbsShared {
     }
 
     /// Passes a device's events to all shards, including the caller's. Returns false if the device
-    /// no longer exists and reports nothing more.
+    /// no longer exists and will report nothing more.
     pub(super) fn broadcast_events(&self, context: &Arc<Context>) -> bool {
-        // Limited, in case a device never stops.
+        // Limited, in case a device never stops reporting events.
         for _ in 0..256 {
             match context.next_async() {
                 Ok(Some(AsyncEvent::Other)) => {}
@@ -350,7 +350,7 @@ pub(super) struct CoreDevice {
 
 /// Minimum number of entries of a completion queue, so that a few connections share it.
 const CQ_ENTRIES_MIN: u32 = 1024;
-/// Number of connections of the first one's size that fit into a queue.
+/// Number of connections of the same size as the first that fit in a queue.
 const CQ_SHARE: u32 = 4;
 
 /// Returns the number of entries of a queue created for `need` entries.
@@ -424,15 +424,15 @@ impl CoreDevice {
         Ok(cq)
     }
 
-    /// Releases entries after the queue pair was destroyed and the queue drained.
+    /// Releases entries once the queue pair has been destroyed and the queue drained.
     pub(super) fn release(&mut self, cq: &Rc<Cq>, need: u32) {
         if let Some(slot) = self.cqs.iter_mut().find(|slot| Rc::ptr_eq(&slot.cq, cq)) {
             slot.reserved -= need;
         }
     }
 
-    /// Takes the notifications of the readable channel. An armed queue sends one; when none is
-    /// armed anymore, the channel is empty and reading it would waste a system call.
+    /// Takes the notifications from the readable channel. An armed queue sends one; once none is
+    /// armed, the channel is empty and reading it would waste a system call.
     pub(super) fn on_readable(&mut self) -> io::Result<()> {
         while let Some(index) = self.channel.next()? {
             if let Some(slot) = self.cqs.get_mut(index) {
@@ -445,7 +445,7 @@ impl CoreDevice {
         Ok(())
     }
 
-    /// Takes some completions of each queue and arms the queues that are empty. Returns false if
+    /// Takes some completions from each queue and arms the queues that are empty. Returns false if
     /// there are none and all queues are armed.
     pub(super) fn take(&mut self, into: &mut Vec<Wc>) -> io::Result<bool> {
         let before = into.len();

@@ -1,4 +1,4 @@
-//! A shard's devices, by their index in ring tokens.
+//! A shard's devices, by the index that ring tokens contain.
 
 use super::device::CoreDevice;
 use super::domain::VerbsPd;
@@ -7,12 +7,12 @@ use super::sys::Wc;
 use crate::fabric::FabricError;
 use crate::rt::Port;
 
-/// Ring tokens, which identify the descriptor that became readable.
+/// Ring tokens, which identify the descriptor that has become readable.
 pub(super) mod token {
     pub(crate) const CM: u64 = 0;
-    /// Completion channel of the device with the index in the low half.
+    /// Completion channel of the device whose index is in the low half.
     pub(crate) const COMPLETIONS: u64 = 1 << 32;
-    /// Asynchronous events of the device with the index in the low half.
+    /// Asynchronous events of the device whose index is in the low half.
     pub(crate) const REPORTS: u64 = 2 << 32;
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Devices {
 pub(super) struct Polled {
     /// Number of devices that had completions.
     pub(super) busy: u64,
-    /// Key of a device with a queue that failed.
+    /// Key of a device on which a queue failed.
     pub(super) failed: Option<usize>,
 }
 
@@ -56,7 +56,7 @@ impl Devices {
         self.places.iter_mut().flatten().find(|device| device.context().key() == context)
     }
 
-    /// Returns the state for a domain's device, which is created if needed.
+    /// Returns the state for a domain's device, creating it if needed.
     pub(super) fn open(
         &mut self,
         pd: &VerbsPd,
@@ -79,7 +79,7 @@ impl Devices {
         Ok(self.places[at].insert(device))
     }
 
-    /// Releases the state for removed devices that are not in use, given their keys.
+    /// Releases the state for removed devices whose keys are not `in_use`.
     pub(super) fn retire_removed(&mut self, port: &Port, mut in_use: impl FnMut(usize) -> bool) {
         for place in &mut self.places {
             let Some(device) = place.as_ref().filter(|d| d.context().is_removed()) else {
@@ -92,7 +92,7 @@ impl Devices {
         }
     }
 
-    /// Takes some completions of each device.
+    /// Takes some completions from each device.
     pub(super) fn poll(&mut self) -> Polled {
         let mut polled = Polled::default();
         for device in self.places.iter_mut().flatten() {
@@ -122,7 +122,7 @@ impl Devices {
         std::mem::take(&mut self.completions)
     }
 
-    /// Accepts the emptied list of `take_completions`, so that its memory is used again.
+    /// Takes back the emptied list from `take_completions`, so that its memory is reused.
     pub(super) fn reuse_list(&mut self, completions: Vec<Wc>) {
         self.completions = completions;
     }

@@ -1,7 +1,7 @@
 //! Identifiers of ended connections whose disconnect request (DREQ) has not been confirmed.
 //!
 //! The kernel repeats a DREQ as long as its identifier exists. While the port is down, no DREQ may
-//! be sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
+//! be sent: a management datagram that rdma_rxe in Linux 6.1 cannot send puts its management queue
 //! pair into the error state permanently (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`),
 //! and the device then accepts no connection from any program. Dropping an identifier also sends a
 //! DREQ. So the identifiers of a port that is down are kept until it has been up for a while, and
@@ -25,9 +25,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time that a port must be up before a DREQ is sent over it: addresses and routes follow the link,
 /// and without them the datagram cannot be sent either.
 const SETTLE: Duration = Duration::from_secs(15);
-/// Maximum time to wait for a port that is down. Peers have forgotten the connection by then.
+/// Maximum time to wait for a port that is down. By then, peers have forgotten the connection.
 const HELD_TIME_MAX: Duration = Duration::from_secs(3600);
-/// Maximum number of identifiers kept for ports that are down; one more releases the oldest.
+/// Maximum number of identifiers kept for ports that are down; beyond that, the oldest is released.
 const HELD_MAX: usize = 4096;
 /// Maximum number of queued messages, in case a driver blocks the thread. Identifiers beyond that
 /// are released immediately.
@@ -57,7 +57,7 @@ impl Kept for Arc<CmId> {
     }
 }
 
-/// Port of a device, by its number.
+/// Port of a device, identified by its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortName {
     pub(super) device: String,
@@ -109,7 +109,7 @@ where
         self.leave(Message::Sent { id, repeat_for });
     }
 
-    /// Keeps an identifier whose port is down. If the peer needs a DREQ, it is sent when the port
+    /// Keeps an identifier whose port is down. If the peer needs a DREQ, it is sent once the port
     /// is up and repeated for `repeat_for`.
     pub(super) fn hold(&self, id: I, port: PortName, peer_connected: bool, repeat_for: Duration) {
         self.leave(Message::Hold { id, port, peer_connected, repeat_for });
@@ -151,7 +151,7 @@ struct PendingDreq<I> {
     id: I,
     until: Instant,
     repeat_for: Duration,
-    /// State of an identifier that waits for its port to be up; no DREQ was sent.
+    /// State of an identifier that waits for its port to come up; no DREQ has been sent.
     held: Option<Held>,
 }
 
@@ -349,7 +349,7 @@ mod tests {
         for id in 1..=2 * u32::try_from(WAITING_MAX).unwrap() {
             keeper.leave(hold(id, &sent));
         }
-        // One is in the list, the others are queued; each holds a count of `sent`.
+        // One is in the list, the others are queued; each holds a reference to `sent`.
         assert_eq!(Arc::strong_count(&sent), 2 + WAITING_MAX);
         drop((open, keeper));
         for _ in 0..6000 {

@@ -1,10 +1,10 @@
-//! Takes connections down, and dispatches completions.
+//! Takes down connections and dispatches completions.
 //!
-//! The shard takes the available completions and hands over the queue pair (teardown.rs): separate
-//! threads put it into the error state, send a DREQ to the peer and destroy the queue pair, because
-//! a driver may block in each of these calls. Completions continue to arrive until then. After that
-//! the remaining work is reported as flushed, its memory is released, and `Closed` is reported. So
-//! ending a connection never blocks a shard, and nothing writes to the memory after `Closed`.
+//! The shard takes the available completions and hands over the queue pair (`teardown.rs`): other
+//! threads put it in the error state, send a DREQ to the peer and destroy it, because drivers may
+//! block in each call. Completions arrive until the queue pair is destroyed. After that, the
+//! remaining work is reported as flushed, its memory is released, and `Closed` is reported. Ending
+//! a connection thus never blocks a shard, and nothing writes to the memory after `Closed`.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl VerbsFabric {
     pub(super) fn dispatch(&mut self) {
         let mut completions = self.devices.take_completions();
         for wc in completions.drain(..) {
-            // Skip completions of queue pairs that no longer exist.
+            // Skip completions for queue pairs that no longer exist.
             let Some(conn) = self.conns.get_mut(wc.tag.qp) else { continue };
             self.counters.bytes_received += u64::from(wc.byte_len);
             self.counters.bytes_direct += u64::from(wc.byte_len);
@@ -104,7 +104,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Removes a connection that was never started; its user got an error.
+    /// Removes a connection that was never started; its user received an error.
     pub(super) fn discard(&mut self, name: QpNum) {
         self.tear_down(name, Last::Nothing);
     }

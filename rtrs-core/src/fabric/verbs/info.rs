@@ -1,4 +1,4 @@
-//! RDMA devices of this host, as listed by the kernel under /sys/class/infiniband.
+//! RDMA devices on this host, as listed by the kernel under /sys/class/infiniband.
 
 use std::fs;
 use std::io;
@@ -25,7 +25,7 @@ pub enum Transport {
     Other,
 }
 
-/// RDMA device of this host.
+/// RDMA device on this host.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceInfo {
     /// Device name, as in `rdma link`.
@@ -34,11 +34,11 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// Ports of the device.
     pub ports: Vec<RdmaPort>,
-    /// Whether type 1 memory windows work; a new key for each request requires them.
+    /// Whether type 1 memory windows work; they are required for using a new key for each request.
     pub windows: MemoryWindows,
 }
 
-/// Returns the RDMA devices of this host, sorted by name; empty if there are none. Tests the
+/// Returns the RDMA devices on this host, sorted by name; empty if there are none. Tests the
 /// windows of each device, which may take a moment.
 ///
 /// # Errors
@@ -54,7 +54,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
 }
 
 /// Returns the names of the devices; empty if they cannot be read. Shards call this whenever an
-/// address has no device, so nothing else is read: a software device alone has 1,024 global
+/// address has no device, so nothing else is read: even a software device has 1,024 global
 /// identifiers.
 pub(super) fn names() -> Vec<String> {
     names_in(Path::new(CLASS))
@@ -72,7 +72,7 @@ pub(super) fn port_is_down(device: &str, number: u8) -> bool {
 
 fn is_down(class: &Path, device: &str, number: u8) -> bool {
     let state = read_text(&class.join(device).join(format!("ports/{number}/state")));
-    // "1: DOWN"; queue pairs cannot use a port in the intermediate states on the way up either.
+    // "1: DOWN"; nor can queue pairs use a port in the states between down and active.
     state.is_some_and(|state| !state.starts_with("4:"))
 }
 
@@ -154,7 +154,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("rtrs-verbs-names-{}", std::process::id()));
         fs::create_dir_all(root.join("rxe1/ports/1/gids")).unwrap();
         fs::create_dir_all(root.join("mlx5_0")).unwrap();
-        // Reading a pipe without writers blocks.
+        // Reading from a pipe without writers blocks.
         let pipe = root.join("rxe1/ports/1/gids/0");
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         let (sender, names) = mpsc::channel();

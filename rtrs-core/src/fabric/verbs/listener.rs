@@ -1,4 +1,4 @@
-//! Listening addresses, and retries after their device was removed.
+//! Listening addresses, and retries after their device is removed.
 //!
 //! A listener on one address belongs to the device that has the address. When the device is removed
 //! (driver reloaded, `rdma link delete`), or the address moves to another device (bond failover),
@@ -31,8 +31,8 @@ enum State {
     Listening(CmId),
     /// Lost; the next attempt is due at this time.
     Lost(Instant),
-    /// An attempt is in progress. `stale` is set if a device was lost meanwhile, perhaps the device
-    /// of the new listener.
+    /// An attempt is in progress. `stale` is set if a device has been lost since it began, perhaps
+    /// the new listener's.
     Trying {
         stale: bool,
     },
@@ -45,7 +45,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on an address. Returns the address with the port that was chosen.
+    /// Listens on an address. Returns the address, with the chosen port.
     ///
     /// # Errors
     /// No device has the address, or the port is in use.
@@ -193,7 +193,7 @@ mod tests {
         let (mut listeners, address) = lost(now);
         assert!(listeners.poll(Instant::ZERO).is_empty());
         assert_eq!(listeners.poll(now), [address]);
-        // The driver may take any amount of time.
+        // The driver may take arbitrarily long.
         let later = now + RETRY * 100;
         assert!(listeners.poll(later).is_empty());
         assert_eq!((listeners.deadline(), listeners.lost_addresses()), (None, vec![address]));

@@ -1,11 +1,11 @@
 //! Provider `rdma`: RDMA devices (InfiniBand, RoCE, soft-RoCE) through libibverbs and librdmacm.
 //!
-//! A [`VerbsFabric`] is one shard's view: its event channel of the connection manager, its
-//! completion channels and queues, its queue pairs. [`VerbsShared`] is the state shared by the
-//! shards of a process. Descriptors are polled through the shard's ring, and `flush` hands posted
-//! work to the device as one list per queue pair. Calls that may block in the driver are made on
-//! other threads, which report the outcome in a message. docs/explanation/fabric.md ("Calls of RDMA
-//! drivers") says which calls stay on the shard, and why.
+//! A [`VerbsFabric`] is one shard's view: its connection manager event channel, its completion
+//! channels and queues, and its queue pairs. [`VerbsShared`] is the state shared by the shards of a
+//! process. Descriptors are polled through the shard's ring, and `flush` hands posted work to the
+//! device as one list per queue pair. Calls that may block in the driver are made on other threads,
+//! which report the outcome in a message. docs/explanation/fabric.md ("Calls of RDMA drivers") says
+//! which calls stay on the shard, and why.
 //!
 //! A device may be removed while it is in use. Its connections end, a shard's state for it is freed
 //! with the last connection, and the context with the last domain. Listening addresses are retried
@@ -81,7 +81,7 @@ struct VerbsRequest {
     _place: HalfOpen,
 }
 
-/// Reserved slot among the requests that wait to be answered.
+/// Reserved slot among the requests that are waiting to be answered.
 #[derive(Debug)]
 struct HalfOpen(Arc<AtomicU32>);
 
@@ -218,7 +218,7 @@ impl VerbsFabric {
         Ok((qp, cq_entries))
     }
 
-    /// Returns the limits on outstanding reads of a device.
+    /// Returns a device's limits on outstanding reads.
     fn reads(&self, pd: &VerbsPd) -> Reads {
         let device = pd.context().limits();
         let most = self.options.reads_max;
@@ -361,7 +361,7 @@ impl Fabric for VerbsFabric {
             pins_memory: true,
             bounces: true,
             binds_are_requests: true,
-            // Windows of type 1, which user space has here, do not support remote invalidation (IBA
+            // Type 1 windows, which user space uses here, do not support remote invalidation (IBA
             // 10.6.7.2.6).
             remote_invalidate: false,
             ..Capabilities::of("rdma")

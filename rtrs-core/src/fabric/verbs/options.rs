@@ -7,10 +7,10 @@ use crate::time::Duration;
 pub struct VerbsOptions {
     /// Maximum time for an accepted connection to start up.
     pub startup_timeout: Duration,
-    /// Timeout of a disconnect: work that has not been sent by then is reported as flushed.
+    /// Timeout for a disconnect: work that has not been sent by then is reported as flushed.
     pub close_timeout: Duration,
-    /// Maximum number of connect requests from peers that wait for an answer; more are rejected
-    /// immediately.
+    /// Maximum number of connect requests from peers that are waiting for an answer; any more are
+    /// rejected immediately.
     pub half_open_max: u32,
     /// Maximum number of requests that the connection manager queues.
     pub backlog: i32,
@@ -18,10 +18,10 @@ pub struct VerbsOptions {
     /// powers of two times a few retries, so it may be as short as 3/4 of this value; some devices
     /// take up to four times as long (IBA 9.7.6.1.3).
     pub path_timeout: Duration,
-    /// Encoded time that the peer waits after it found no receive posted (IBA table 45): 1 means 10
+    /// Encoded time that the peer waits after finding no receive posted (IBA table 45): 1 means 10
     /// us, 12 means 640 us. The default of RDMA CM is 0, which means 655 ms.
     pub min_rnr_timer: u8,
-    /// Maximum number of outstanding RDMA reads of either end, limited by the devices. RTRS
+    /// Maximum number of outstanding RDMA reads from either end, limited by the devices. RTRS
     /// requests 0.
     pub reads_max: u8,
     /// Refuse devices without RDMA write with immediate (iWARP), which sessions need.
@@ -48,7 +48,7 @@ impl Default for VerbsOptions {
 pub(super) struct Retry {
     /// Local ACK timeout: 4.096 us times two to this power (IBA 9.7.6.1.3).
     pub(super) ack_timeout: u8,
-    /// Number of retries, 1 to 6: rdma_rxe interprets 7 as endless.
+    /// Number of retries, 1 to 6: rdma_rxe interprets 7 as infinite.
     pub(super) count: u8,
 }
 
@@ -58,14 +58,14 @@ impl Retry {
         const UNIT_NANOS: u128 = 4096;
         let limit = limit.as_nanos();
         let mut best = (0, Self { ack_timeout: 8, count: 1 });
-        // The range starts at 1 ms, below which a busy peer looks silent, and ends at 2^31, the
-        // largest value of the field.
+        // The range starts at 1 ms, below which a busy peer looks silent, and ends at 31, the
+        // field's largest value.
         for ack_timeout in 8..=31_u8 {
             let interval = UNIT_NANOS << ack_timeout;
             let Ok(count) = u8::try_from((limit / interval).saturating_sub(1).min(6)) else {
                 continue;
             };
-            // The first try takes an interval too. Ties go to more and shorter tries.
+            // The first try takes an interval too. In a tie, more and shorter tries win.
             let total = interval * (u128::from(count) + 1);
             if count >= 1 && total > best.0 {
                 best = (total, Self { ack_timeout, count });
@@ -90,7 +90,7 @@ mod tests {
             assert!(total >= limit * 3 / 4, "{millis} ms: {retry:?} takes {total:?}");
             assert!((1..=6).contains(&retry.count));
         }
-        // Four seconds are seven tries of 537 ms.
+        // Four seconds is seven tries of 537 ms.
         assert_eq!(Retry::within(Duration::from_secs(4)), Retry { ack_timeout: 17, count: 6 });
         assert_eq!(Retry::within(Duration::ZERO), Retry { ack_timeout: 8, count: 1 });
         let long = Retry::within(Duration::from_secs(1 << 40));

@@ -3,15 +3,15 @@
 //! `ibv_destroy_qp` returns once the queue pair has nothing in flight. rdma_rxe waits there for
 //! packets that a network device has not sent yet, up to 50 s if the device is stalled (rxe_pool.c,
 //! `__rxe_cleanup`). A shard that waited there would delay all its other paths. So queue pairs are
-//! destroyed here, and the shard is notified afterwards. Identifiers of the connection manager are
-//! destroyed here too (`rdma_destroy_id` waits for the kernel's own work on them). Pinning and
+//! destroyed here, and the shard is notified afterwards. The connection manager's identifiers are
+//! also destroyed here (`rdma_destroy_id` waits for the kernel's own work on them). Pinning and
 //! unpinning memory and creating hundreds of windows also take time.
 //!
 //! A process has two sets of these threads: one for slow calls, and one for calls that are expected
 //! to be short (`teardown.rs`, `listener.rs`) and must not wait behind the others.
 //!
 //! One thread is started in advance, since there may be no memory for a thread when paths fail;
-//! more are started while all are busy, and exit when idle. A call that never returns occupies its
+//! more are started when all are busy, and exit when idle. A call that never returns occupies its
 //! thread, and only work that depends on that call waits for it.
 
 use std::collections::VecDeque;
@@ -22,15 +22,15 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::time::Duration;
 
-/// Maximum number of threads; jobs beyond that wait for their turn.
+/// Maximum number of threads; further jobs are queued.
 const WORKERS_MAX: usize = 64;
 /// Time that an additional thread waits for work before it exits.
 const IDLE_MAX: Duration = Duration::from_secs(5);
-/// Stack size. Jobs call the driver and send a message; the library may load a device's driver
-/// meanwhile.
+/// Stack size. Jobs call the driver and send a message; the library may also load a device's
+/// driver.
 const STACK: usize = 256 << 10;
 
-/// Job that may block and reports its result to its owner.
+/// A job, which may block and reports its result to its owner.
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
@@ -41,7 +41,7 @@ struct State {
     closed: bool,
 }
 
-/// Thread pool for calls that may block. When dropped, it finishes its jobs.
+/// Thread pool for calls that may block. Its jobs are finished even after it is dropped.
 pub(super) struct Reaper {
     name: &'static str,
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -66,7 +66,7 @@ impl Reaper {
         Ok(())
     }
 
-    /// Runs a job that may block on one of the threads.
+    /// Runs a job, which may block, on one of the threads.
     pub(super) fn take(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.0.lock();
         state.jobs.push_back(Box::new(job));
@@ -74,7 +74,7 @@ impl Reaper {
             && state.workers < WORKERS_MAX
             && let Err(error) = self.spawn(&mut state)
         {
-            // A running thread will take the job.
+            // One of the existing threads will run the job.
             tracing::warn!(%error, threads = self.name, "cannot start a thread for driver calls");
         }
         drop(state);

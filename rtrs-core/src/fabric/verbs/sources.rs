@@ -1,4 +1,4 @@
-//! Sources of a shard's events besides its devices: the connection manager, and other threads.
+//! Sources of a shard's events other than its devices: the connection manager and other threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -47,7 +47,7 @@ impl CmChannel {
     }
 }
 
-/// Reports of other threads, and the memory that they have registered.
+/// Reports from other threads, and the memory that they have registered.
 #[derive(Debug)]
 pub(super) struct Reports {
     inbox: Inbox<Report>,
@@ -63,7 +63,7 @@ impl Reports {
         Ok(Self { inbox, sender, made: VecDeque::new() })
     }
 
-    /// Returns the end through which another thread reports.
+    /// Returns the sender through which another thread reports.
     pub(super) fn sender(&self) -> Sender<Report> {
         self.sender.clone()
     }
@@ -83,7 +83,7 @@ impl Reports {
         self.made.pop_front()
     }
 
-    /// Returns true if registered memory waits for its user.
+    /// Returns true if registered memory is waiting for its user.
     pub(super) fn has_made(&self) -> bool {
         !self.made.is_empty()
     }

@@ -17,7 +17,7 @@ pub(super) trait Teardown: Send + 'static {
     fn is_in_error(&self) -> bool;
     /// Puts the queue pair into the error state.
     fn enter_error(&self);
-    /// Returns true if the port of the connection is down.
+    /// Returns true if the connection's port is down.
     fn port_is_down(&self) -> bool;
     /// Sends a DREQ. Returns false if none was sent.
     fn disconnect(&self) -> bool;
@@ -28,7 +28,7 @@ pub(super) trait Teardown: Send + 'static {
 /// State of the connection when its teardown starts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
-    /// The connection was established on this end.
+    /// The connection was established at this end.
     pub(super) up: bool,
     /// The peer may regard the connection as established, so it needs a DREQ.
     pub(super) peer_connected: bool,
@@ -77,7 +77,7 @@ pub(super) fn start(
 pub(super) struct Link {
     pub(super) ending: Ending,
     pub(super) id: Arc<CmId>,
-    /// Number of the port.
+    /// Port number.
     pub(super) port: u8,
 }
 
@@ -115,7 +115,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
     const UP: Progress = Progress { up: true, peer_connected: true };
 
-    /// Test connection that reports its calls and their threads.
+    /// Test connection that reports its calls and the threads that make them.
     struct StandIn {
         calls: Sender<(&'static str, ThreadId)>,
         down: bool,

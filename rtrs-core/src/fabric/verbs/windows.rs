@@ -1,9 +1,9 @@
 //! Tests a device's memory windows by binding one.
 //!
 //! The attributes of a device come from its kernel driver. The user-space library of its provider
-//! may nevertheless lack the calls for windows: that of bnxt_re has neither `alloc_mw` nor
-//! `bind_mw` while the driver reports windows. So the calls are made once, on a queue pair that is
-//! its own peer. No packet is sent.
+//! may nevertheless lack the calls for windows: the one for bnxt_re has neither `alloc_mw` nor
+//! `bind_mw`, although the driver reports windows. So the calls are made once, on a queue pair that
+//! is its own peer. No packet is sent.
 
 use std::io;
 use std::rc::Rc;
@@ -55,7 +55,7 @@ pub(super) fn bind_refused(context: &Context, error: FabricError) -> FabricError
     FabricError::QpState
 }
 
-/// Returns true for errors of calls that a provider does not implement.
+/// Returns true for errors from calls that a provider does not implement.
 fn is_no_call(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
@@ -111,7 +111,7 @@ fn try_calls(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindow
     Err(Untried("a bind did not end in time".into()))
 }
 
-/// Provider of a device with the objects created by the test, which are dropped in this order.
+/// Provider for a device, with the objects created by the test, which are dropped in this order.
 struct Trial<'c> {
     qp: Option<(Qp, Rc<Cq>)>,
     window: Option<Arc<Mw>>,
@@ -125,7 +125,7 @@ impl<'c> Trial<'c> {
     }
 }
 
-/// Error of a step called out of order.
+/// Error for a step called out of order.
 fn no_order() -> io::Error {
     io::Error::other("a step of the trial is missing")
 }
@@ -158,7 +158,7 @@ impl Provider for Trial<'_> {
         let (qp, _) = self.qp.as_mut().ok_or_else(order)?;
         let slice = window.mr().region().slice(0, BYTES).ok_or_else(order)?;
         qp.push_bind(window, Some(&slice), Access::REMOTE_WRITE, 0)?;
-        // On soft RoCE the bind is only staged.
+        // On soft RoCE, the bind is only staged.
         qp.post().map_err(|e| FabricError::system("cannot post a bind", e)).map(drop)
     }
 

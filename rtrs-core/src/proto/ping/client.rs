@@ -30,7 +30,7 @@ use crate::wire::{PingHello, PingInfo, PingMode, PingReply, PingStatus, fill_pat
 /// Configuration of a ping client.
 #[derive(Clone, Debug)]
 pub struct PingClientConfig {
-    /// Source address; None leaves the choice to the system.
+    /// Source address; if None, the system chooses it.
     pub local: Option<IpAddr>,
     /// Address of the server.
     pub remote: SocketAddr,
@@ -44,7 +44,7 @@ pub struct PingClientConfig {
     pub interval: Duration,
     /// Compare the returned data.
     pub validate: bool,
-    /// Timeout of the connect, and of each step.
+    /// Timeout for connecting and for each step.
     pub timeout: Duration,
 }
 
@@ -188,8 +188,8 @@ impl PingClient {
         }
     }
 
-    /// Returns when a keepalive is due. In the one-sided modes the server otherwise does not notice
-    /// the client.
+    /// Returns when a keepalive is due. In the one-sided modes, the server does not notice the
+    /// client otherwise.
     fn alive_at(&self) -> Option<Instant> {
         let one_sided = self.config.hello.mode != PingMode::PingPong;
         let up = matches!(self.state, State::Flying { .. } | State::Pausing { .. });
@@ -241,14 +241,14 @@ impl PingClient {
         let qp = fabric.connect(now, &pd, &params)?;
         self.qp = Some(qp);
         self.state = State::Connecting;
-        // The provider's own timeout comes first.
+        // The provider's own timeout expires first.
         self.late = now + timeout + Duration::from_secs(1);
         parts.messages.post_all(fabric, qp)?;
         self.parts = Some(parts);
         Ok(())
     }
 
-    /// Begins no more rounds; the current one may finish.
+    /// Stops beginning new rounds; the current one may finish.
     pub fn stop(&mut self, now: Instant, fabric: &mut dyn Fabric) {
         self.stopping = true;
         match self.state {

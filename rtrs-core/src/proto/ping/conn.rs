@@ -1,10 +1,10 @@
-//! Server's end of a ping connection.
+//! Server side of a ping connection.
 //!
 //! ```text
 //! ping-pong:  Start -> Reading -> Sink -> Start ...
 //! the others: Start -> Serving -> Finishing -> Over
 //! ```
-//! In ping-pong mode the server's own memory has no key: the server reads and writes the client's
+//! In ping-pong mode, the server's own memory has no key: the server reads and writes the client's
 //! memory. In the one-sided modes the client receives the key of one buffer of the requested size.
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ enum State {
     Reading(PingInfo),
     /// Waiting for the client to advertise its sink.
     Sink,
-    /// One-sided: the client's operations are running, and with duplex the server's as well.
+    /// One-sided: the client's operations are running, and with duplex also the server's.
     Serving(PingInfo),
     /// The client is done; waiting for the server's own requests.
     Finishing,
@@ -247,7 +247,7 @@ impl PingConn {
             let expected = format!("{} were read", data.len);
             return Err(Fault::Size { found: info.size, expected });
         }
-        // rping's server writes a text; this one writes all the data.
+        // rping's server writes only a string; this one writes all the data.
         let len = match self.hello {
             Some(_) => size,
             None => text_len(&data.slice(0, size).to_vec()),
@@ -315,7 +315,7 @@ impl PingConn {
                 if self.hello.is_some_and(|hello| hello.read_invalidate)
                     && let Some(data) = &mut self.data
                 {
-                    // The key of the read's sink is invalidated when the read ends.
+                    // The key of the read sink is invalidated when the read ends.
                     let region = Arc::clone(data.registration.region());
                     data.registration = self.pd.register(&region, Access::LOCAL)?;
                 }
@@ -332,8 +332,8 @@ impl PingConn {
         }
     }
 
-    /// Handles the end of the client's operations: reports the server's count once all its requests
-    /// have completed.
+    /// Reports the server's count once the client is done and the server's own requests have
+    /// completed.
     fn finish(&mut self, fabric: &mut dyn Fabric) -> Result<Turn, Fault> {
         if self.state == State::Finishing && self.inflight == 0 {
             let count = PingInfo { addr: self.done + self.answers, ..PingInfo::GO_AHEAD };

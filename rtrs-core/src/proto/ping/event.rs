@@ -12,12 +12,12 @@ pub enum PingEvent {
         /// Time taken to connect.
         after: Duration,
     },
-    /// A round was answered. Not reported in bandwidth modes, which have too many.
+    /// A round was answered. Not reported in bandwidth modes, which have too many rounds.
     Round {
         /// Round number, from 0.
         seq: u64,
-        /// Time until the server had read the client's data, in modes where it does, or until the
-        /// client's read completed.
+        /// Time until the server had read the client's data, in modes where it does so, or until
+        /// the client's read completed.
         read: Option<Duration>,
         /// Time until the data was written back.
         write: Option<Duration>,
@@ -34,7 +34,7 @@ pub enum PingFailure {
     /// The server refused the connection.
     #[error("{}", refusal(*.0))]
     Refused(PingStatus),
-    /// The connection was refused by a server that does not support this ping.
+    /// The connection was refused by a server that does not support this kind of ping.
     #[error("{0}")]
     NoPing(String),
     /// The connection could not be established.
@@ -54,7 +54,7 @@ pub enum PingFailure {
     /// Returned data differs.
     #[error("data mismatch in round {seq} at byte {at} of {size}")]
     Mismatch {
-        /// Round.
+        /// Number of the round.
         seq: u64,
         /// Offset of the first wrong byte.
         at: usize,
@@ -85,7 +85,7 @@ impl From<FabricError> for PingFailure {
     }
 }
 
-/// Interprets a reject.
+/// Interprets a rejection.
 pub(super) fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
     if let Ok(PingReply { status }) = PingReply::decode(data.as_bytes()) {
         return PingFailure::Refused(status);

@@ -1,4 +1,4 @@
-//! Messages, buffers and work request numbers that both ends of a ping use.
+//! Messages, buffers and work request IDs used by both ends of a ping.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::mem::{MemSlice, Region};
 use crate::time::Duration;
 use crate::wire::PingInfo;
 
-/// Number of receives posted on either end.
+/// Number of receives posted at each end.
 pub(super) const RECVS: u64 = 4;
 /// Length of a receive: longer than a message, so that an oversized message is detected.
 const RECV_LEN: usize = 64;
@@ -23,9 +23,9 @@ pub(super) const WR_MESSAGE: u64 = 100;
 pub(super) const WR_BIND: u64 = 200;
 /// Work request that moves data.
 pub(super) const WR_DATA: u64 = 300;
-/// Interval of a client's keepalives in the one-sided modes.
+/// Interval between a client's keepalives in the one-sided modes.
 pub(super) const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Value of `size` in a message without a key: the client is done, or is still alive.
+/// Values of `size` in a message without a key: the client is done, or is still alive.
 pub(super) const SAYS_DONE: u32 = 0;
 pub(super) const SAYS_ALIVE: u32 = 1;
 
@@ -55,7 +55,7 @@ impl Buffer {
         Ok(Self { registration: pd.register(&region, access)?, len })
     }
 
-    /// Returns the part `at..at + len`, which must be inside the buffer.
+    /// Returns the range `at..at + len`, which must lie within the buffer.
     pub(super) fn slice(&self, at: usize, len: usize) -> MemSlice {
         let region = self.registration.region();
         region.slice(at, len).unwrap_or_else(|| panic!("{at}..+{len} outside a ping's buffer"))
@@ -69,7 +69,7 @@ impl Buffer {
         Sge { slice: self.slice(at, len), lkey: self.registration.lkey() }
     }
 
-    /// Returns the buffer's description for the peer.
+    /// Returns the description of the buffer for the peer.
     pub(super) fn info(&self) -> PingInfo {
         PingInfo {
             addr: self.registration.base(),
@@ -97,7 +97,7 @@ impl Messages {
         Ok(Self { buffer, next: 0 })
     }
 
-    /// Returns the offset of a receive in the buffer.
+    /// Returns a receive's offset in the buffer.
     fn recv_at(at: u64) -> usize {
         RECV_BASE + usize::try_from(at).unwrap_or(0) * RECV_LEN
     }

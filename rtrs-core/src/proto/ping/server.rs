@@ -51,7 +51,7 @@ impl PingServerConfig {
     }
 }
 
-/// Statistics of a server's pings since start.
+/// Statistics of a server's pings since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PingServerStats {
     /// Number of connections accepted.
@@ -100,7 +100,7 @@ impl PingServer {
         Self { config, conns: BTreeMap::new(), stats: PingServerStats::default(), stopping: false }
     }
 
-    /// Calls [`PingServerConfig::claims`] of the configuration.
+    /// Calls [`PingServerConfig::claims`] on the configuration.
     #[must_use]
     pub fn claims(&self, private_data: &[u8]) -> bool {
         self.config.claims(private_data)
@@ -130,7 +130,7 @@ impl PingServer {
         self.stats
     }
 
-    /// Handles the request of a ping: accepts or refuses it.
+    /// Handles a ping's connection request: accepts or refuses it.
     pub fn handle_request(
         &mut self,
         now: Instant,

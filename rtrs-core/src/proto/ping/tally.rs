@@ -2,13 +2,13 @@
 
 use crate::time::{Duration, Instant};
 
-/// Numbers of a client's operations, and the time they took.
+/// Counts of a client's operations, and the time they took.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     begun: u64,
     answered: u64,
     peer_done: u64,
-    /// Times of the first operation and the last completion, for the bandwidth.
+    /// Times of the first operation and the last completion, used to compute the bandwidth.
     flight: Option<(Instant, Instant)>,
 }
 
@@ -33,7 +33,7 @@ impl Tally {
         self.flight.map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
-    /// Counts an operation that begins.
+    /// Counts the start of an operation.
     pub(super) fn begin(&mut self) {
         self.begun += 1;
     }
@@ -44,7 +44,7 @@ impl Tally {
         self.extend(now);
     }
 
-    /// Counts a round that ends.
+    /// Counts the end of a round.
     pub(super) fn end_round(&mut self, began: Instant, now: Instant) {
         self.answered += 1;
         self.flight = Some((self.flight.map_or(began, |(first, _)| first), now));

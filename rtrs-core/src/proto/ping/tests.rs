@@ -1,4 +1,4 @@
-//! Client and server against each other, and each against a peer that violates the protocol.
+//! Tests of client and server together, and of each against a peer that violates the protocol.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ fn config(remote: SocketAddr, hello: PingHello, count: u64) -> PingClientConfig 
     }
 }
 
-/// World with a ping server on one side and the peers of a test on the other.
+/// World with a ping server on one side and the test's peers on the other.
 struct Fixture {
     world: World,
-    /// The server's provider, in the form that the server takes.
+    /// The server's provider, in the form that the server expects.
     fabrics: [Box<dyn Fabric>; 1],
     client: SimFabric,
     server: PingServer,
@@ -82,7 +82,7 @@ impl Fixture {
         std::iter::from_fn(|| self.client.next_event()).collect()
     }
 
-    /// Runs clients to their ends; returns the events of each.
+    /// Runs clients until they have ended; returns the events of each.
     fn run(&mut self, clients: &mut [PingClient]) -> Vec<Vec<PingEvent>> {
         let mut seen = vec![Vec::new(); clients.len()];
         for client in clients.iter_mut() {
@@ -138,7 +138,7 @@ impl Fixture {
         peer
     }
 
-    /// Runs steps until the server has no ping left.
+    /// Runs steps until the server has no pings left.
     fn drained(&mut self) {
         for _ in 0..2000 {
             self.step();
@@ -345,7 +345,7 @@ fn the_oldest_ping_of_the_busiest_source_is_evicted() {
     }
     assert!(matches!(outcome, Some(FabricEvent::Established { .. })), "{outcome:?}");
     assert_eq!((fixture.server.stats().accepted, fixture.server.stats().faults), (4, 1));
-    // The two that remain still occupy their slots, so one more from this source is refused.
+    // The remaining two still occupy their slots, so one more from this source is refused.
     let address = fixture.address;
     let (_, events) = fixture.ping(config(address, hello(PingMode::PingPong, 64), 1));
     assert_eq!(*ended(&events), Err(PingFailure::Refused(PingStatus::Busy)));
@@ -389,7 +389,7 @@ fn a_lying_client_is_disconnected() {
             peer.send(fixture, &info);
             peer.send(fixture, &info);
         }),
-        // The message has 20 bytes.
+        // The message is 20 bytes long.
         (good, |peer, fixture, _| {
             let buffer = Buffer::new(&peer.pd, 20, Access::LOCAL).unwrap();
             peer.post(fixture, SEND, &buffer, 20);
@@ -399,7 +399,7 @@ fn a_lying_client_is_disconnected() {
             peer.receive(fixture);
             peer.send(fixture, &PingInfo { size: 2, ..PingInfo::GO_AHEAD });
         }),
-        // An immediate is sent although none was negotiated.
+        // An immediate is sent although none were negotiated.
         (hello(PingMode::WriteBandwidth, 64), |peer, fixture, info| {
             peer.send(fixture, &info);
             let theirs = peer.receive(fixture);
@@ -437,7 +437,7 @@ fn the_size_from_rping_is_bounded_before_memory_is_allocated() {
 
 #[test]
 fn a_client_reaches_only_the_advertised_buffer() {
-    // A server has other memory besides pings: a session's, which its clients may write.
+    // A server has more memory than that for pings: a session's, which its clients may write.
     let mut fixture = Fixture::new(PingServerConfig::default());
     let remote_address = fixture.address;
     let use_of = PdUse::Connect { local: None, remote: remote_address };
@@ -452,7 +452,7 @@ fn a_client_reaches_only_the_advertised_buffer() {
         (writes, true, |_, chunk, _| (chunk.info(), 64)),
         (writes, false, |_, _, readable| (readable.info(), 64)),
         (reads, false, |_, _, readable| (readable.info(), 64)),
-        // Access to its own buffer in the wrong way, and beyond its ends. A region consists of
+        // Access to its own buffer in the wrong way, and beyond its bounds. A region consists of
         // whole pages.
         (writes, false, |own, _, _| (own, 64)),
         (reads, true, |own, _, _| (own, 64)),
@@ -499,7 +499,7 @@ struct Liar {
     pd: Option<Arc<dyn ProtectionDomain>>,
 }
 
-/// Answer of the scripted server to each message, counted from 0.
+/// Answer of the scripted server to each message; messages are numbered from 0.
 type Answer<'a> = &'a dyn Fn(&mut SimFabric, QpNum, &mut Messages, PingInfo, u64);
 
 impl Liar {
@@ -521,7 +521,7 @@ impl Liar {
         (qp, messages)
     }
 
-    /// Runs a client against the server; returns its result and the time.
+    /// Runs a client against the scripted server; returns its result and the time.
     fn deceive(
         mut self,
         hello: PingHello,

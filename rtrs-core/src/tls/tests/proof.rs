@@ -1,4 +1,4 @@
-//! Tests of proofs: valid ones, and every way in which one is invalid for a path.
+//! Tests of proofs: valid ones, and every way in which one can be invalid for a path.
 
 use super::*;
 use crate::fabric::Who;
@@ -31,7 +31,7 @@ fn by_certificates(dir: &TestDir) -> (TlsClientConfig, TlsServerConfig) {
     (client, TlsServerConfig::with_certificates(&dir).unwrap())
 }
 
-/// Runs a whole exchange between a client and a server, each with its own view of the facts.
+/// Runs a complete exchange between a client and a server, each with its own view of the facts.
 fn exchange(
     client: &TlsClientConfig,
     server: &TlsServerConfig,
@@ -76,7 +76,7 @@ fn a_proof_is_valid_only_for_its_path() {
         ] {
             let error = exchange(&client, &server, facts(), other).unwrap_err();
             assert!(error.contains("signature is not valid for this path"), "{error}");
-            // The server makes the same check, in case the client does not.
+            // The server checks this too, in case the client does not.
             let challenge = client.challenge([7; 32]);
             let (answer, _) = server.prove(facts(), &challenge, [8; 32]).unwrap();
             let data = client.answer(facts(), None, &challenge, &answer).unwrap();
@@ -109,7 +109,7 @@ fn nonces_are_signed_in_order() {
     for (challenge, nonce) in [(swapped, [7; 32]), (challenge, [9; 32]), (swapped, [8; 32])] {
         let (answer, other) = server.prove(facts(), &challenge, nonce).unwrap();
         server.check(&other, &data).expect_err("a replay");
-        // Nor does the client accept the answer to a different challenge.
+        // Nor does the client accept an answer to a different challenge.
         let error = client.answer(
             facts(),
             None,
@@ -146,7 +146,7 @@ fn an_unknown_client_proves_nothing() {
     let pins_another = TlsClientConfig::with_keys(&key(1), &[key(9).public()]).unwrap();
     let error = exchange(&pins_another, &server, facts(), facts()).unwrap_err();
     assert!(error.contains("key is not known here"), "{error}");
-    // A known key is presented by a peer that does not own it.
+    // A known key is presented by a peer that does not have its private key.
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
     let data = client.answer(facts(), None, &challenge, &answer).unwrap();
@@ -168,7 +168,7 @@ fn certificates_are_checked_as_for_tls() {
     assert!(error.contains("not signed by the CA"), "{error}");
     let error = exchange(&client, &impostor, facts(), facts()).unwrap_err();
     assert!(error.contains("not signed by the CA"), "{error}");
-    // The server at this address has a certificate of the CA, but for a different address.
+    // The server at this address has a certificate from the CA, but for a different address.
     let elsewhere = IpAddr::from([10, 9, 9, 9]);
     let there = ProofFacts { server: elsewhere, ..facts() };
     let error = exchange(&client, &server, there, there).unwrap_err();
@@ -192,7 +192,7 @@ fn key_and_certificate_proofs_do_not_mix() {
     }
 }
 
-/// Checks that the presented credential is the one that was announced, and the one that is signed.
+/// Checks that the presented credential must be the one that was announced and signed.
 #[test]
 fn credentials_are_bound_to_the_proof() {
     let (client, server) = by_keys();
@@ -255,7 +255,7 @@ fn a_flipped_bit_invalidates_a_proof() {
     for at in 0..good.len() * 8 {
         let mut bytes = good.clone();
         bytes[at / 8] ^= 1 << (at % 8);
-        // The reserved bytes have no meaning.
+        // Reserved bytes have no meaning.
         if let Ok(answer) = ChallengeRsp::decode(&bytes).as_ref()
             && !(4..8).contains(&(at / 8))
         {

@@ -3,8 +3,8 @@
 //! qemu locks individual bytes of the images that it opens, with open file description locks
 //! (block/file-posix.c, `raw_apply_lock_bytes` and `raw_check_lock_bytes`). For each permission, a
 //! lock on one byte means that the holder uses the permission, and a lock on another byte that the
-//! holder does not share it. All of them are shared locks; conflicts are found by looking for locks
-//! of other holders.
+//! holder does not share it. All of them are shared locks; conflicts are found by looking for other
+//! holders' locks.
 //!
 //! A writable export uses a writer's permissions and shares none of them; a read-only export only
 //! reads, alongside any writer. Loop devices take no locks and are found through sysfs.
@@ -56,7 +56,7 @@ impl Claim {
     }
 
     /// Takes the locks, then returns whether those of another holder conflict. The locks must be
-    /// taken first, so that of two holders that begin at the same time at least one sees the other.
+    /// taken first, so that if two holders begin at the same time, at least one sees the other.
     fn conflicts(&self, file: &File) -> io::Result<bool> {
         for byte in bytes(self.used, USED).chain(bytes(self.unshared, UNSHARED)) {
             match lock_byte(file, byte) {
@@ -67,7 +67,7 @@ impl Claim {
         self.is_denied(file)
     }
 
-    /// Whether locks of another holder conflict. Takes no locks.
+    /// Whether another holder's locks conflict. Takes no locks.
     fn is_denied(&self, file: &File) -> io::Result<bool> {
         for byte in bytes(self.used, UNSHARED).chain(bytes(self.unshared, USED)) {
             if is_byte_locked(file, byte)? {
@@ -78,12 +78,12 @@ impl Claim {
     }
 }
 
-/// Bytes of permissions; `base` is the byte of the permission with number 0.
+/// Bytes for these permissions; `base` is the byte of the permission with number 0.
 fn bytes(permissions: &[Permission], base: u32) -> impl Iterator<Item = u32> {
     permissions.iter().map(move |permission| base + *permission as u32)
 }
 
-/// Takes qemu's image locks, without waiting. Logs a warning if the file system has no such locks.
+/// Takes qemu's image locks, without waiting. Logs a warning if the file system lacks lock support.
 ///
 /// # Errors
 /// If another program's lock conflicts, or a loop device uses the file of a writable export.

@@ -24,7 +24,7 @@ pub(super) enum Phase {
     WriteZeroes,
     Discard,
     Extents,
-    /// A sync, followed by an examination of the file's length if the IO is a flush.
+    /// A sync, followed by a check of the file's length if the IO is a flush.
     Sync,
 }
 
@@ -43,9 +43,9 @@ impl Phase {
     }
 }
 
-/// How an IO continues after an operation has failed.
+/// Next step of an IO after an operation has failed.
 pub(super) enum AfterError {
-    /// Run the operation of the slot's phase, which may have changed.
+    /// Run the operation for the slot's phase, which may have changed.
     Continue,
     End(Outcome),
 }
@@ -177,7 +177,7 @@ impl Slot {
     }
 }
 
-/// All IOs in flight by slot number. Slots are allocated on demand, because most exports have
+/// All IOs in flight, by slot number. Slots are allocated on demand, because most exports have
 /// little load.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {

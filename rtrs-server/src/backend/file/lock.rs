@@ -1,6 +1,6 @@
 //! The lock (`flock`) that prevents a second server from writing to the same file.
 //!
-//! The kernel keeps the lock until a killed server's last running write has completed, so a
+//! The kernel keeps a killed server's lock until the last write in progress has completed, so a
 //! restarted server waits for such writes. On a file system without locks, a writable export is
 //! refused unless the operator has set `no-lock`.
 
@@ -12,15 +12,15 @@ use rtrs_core::time::Duration;
 
 use super::super::target::BackendError;
 
-/// Maximum time to wait for a locked target before it is refused.
+/// Maximum time to wait for a locked target before refusing it.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lock functions, from the system or from a test.
+/// Lock functions, provided by the system or a test.
 #[derive(Debug)]
 pub(super) struct Locks {
-    /// Takes the exclusive lock, without waiting.
+    /// Takes the exclusive lock without waiting.
     pub(super) take: fn(&File) -> Result<(), TryLockError>,
-    /// Fails if the file system has no locks. Takes no lock.
+    /// Fails if the file system does not support locks. Does not take the lock.
     pub(super) probe: fn(&File) -> io::Result<()>,
 }
 
@@ -32,7 +32,7 @@ impl Locks {
     /// logged if nothing prevents another server from writing to it.
     ///
     /// # Errors
-    /// If the target is locked, or cannot be locked and `no_lock` is false.
+    /// Fails if the target is locked, or if it cannot be locked and `no_lock` is false.
     pub(super) fn guard(
         &self,
         path: &Path,

@@ -1,9 +1,9 @@
 //! Regular files and block devices on io_uring: opening a path and determining its capabilities.
 //!
-//! A path is checked once, here, with a clear message for everything that cannot be exported; its
+//! A path is checked once, here, with a clear error for anything that cannot be exported; its
 //! capabilities are queried from the system, not assumed. Every shard then opens a
 //! `queue::FileDevice` over a duplicate of the one descriptor, so a flush on one shard covers the
-//! writes of all.
+//! writes of all shards.
 //!
 //! - Block devices bypass the page cache if they allow it (`direct=auto`). Regular files use it,
 //!   with blocks of 512 bytes; an incomplete last block is not exported. With `direct=on` the block
@@ -90,7 +90,7 @@ impl FileSource {
     /// Opens a path.
     ///
     /// # Errors
-    /// A message for display that describes the problem with the path.
+    /// An error whose message describes the problem with the path.
     pub fn open(path: &Path, how: FileOptions) -> Result<Self, BackendError> {
         Self::open_at(path, path, how)
     }
@@ -167,8 +167,8 @@ impl FileSource {
         Ok(source)
     }
 
-    /// Returns the error that opening the path would cause, if another program holds the image.
-    /// Takes no locks on the image, and does not open it for writing.
+    /// Returns the error with which opening the path would fail, if another program holds the
+    /// image. Takes no locks on the image, and does not open it for writing.
     ///
     /// # Errors
     /// Returns an error if that cannot be determined, for example because the path does not exist.
@@ -182,7 +182,7 @@ impl FileSource {
             .map_err(failed(path, "cannot be queried for its locks"))
     }
 
-    /// Identity of the open file; `None` if the system does not return it.
+    /// Identity of the open file; `None` if the system does not provide it.
     pub(crate) fn file_id(&self) -> Option<FileId> {
         self.shared.file.metadata().ok().map(|meta| FileId::of(&meta))
     }
@@ -351,7 +351,7 @@ impl<'a> Opened<'a> {
         Ok(exported)
     }
 
-    /// Returns the capabilities, and whether ranges can be zeroed without a transfer of zeroes.
+    /// Returns the capabilities, and whether ranges can be zeroed without transferring zeroes.
     fn geometry(&self, base: &Geometry) -> (Geometry, bool) {
         if self.device {
             device_geometry(&self.file, &self.meta, base, self.align.is_some())

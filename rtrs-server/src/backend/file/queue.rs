@@ -7,7 +7,7 @@
 //! on an unaligned buffer uses one of a few bounce buffers; if none is free, the IO is returned.
 //!
 //! Some operations block in a worker thread of the ring: syncs, hole punching, and direct IO that
-//! finds no free tag at the device. All exports of a shard share these threads. Each export has its
+//! finds no free tag on the device. All exports of a shard share these threads. Each export has its
 //! own share (`workers.rs`), so that a hanging export cannot take all of them; further operations
 //! wait in the queue. Direct IO is first submitted so that it fails instead of blocking. Files on
 //! file systems without nonblocking reads (NFS, FUSE) are read and written in worker threads from
@@ -50,7 +50,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 struct ThreadEnd {
     reply: Reply,
     answers: Receiver<Answer>,
-    /// Slots whose job found the thread's queue full.
+    /// Slots whose jobs found the thread's queue full.
     queued: VecDeque<u32>,
     /// Time of the last poll.
     now: Instant,
@@ -354,8 +354,8 @@ impl BlockDevice for FileDevice {
         self.geometry.size = self.shared.size.get();
     }
 
-    /// Attaches the region to the ring when O_DIRECT is in use: used parts are registered
-    /// gradually, and IO from them needs no page pinning. A refusal only costs performance. The
+    /// Attaches the region to the ring if O_DIRECT is in use: parts are registered as they are
+    /// used, and IO on them needs no page pinning. A refusal only costs performance. The
     /// registration ends with this queue, or soon after the region is dropped.
     fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
         refuse_scattered(region)?;

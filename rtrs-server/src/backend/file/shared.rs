@@ -16,7 +16,7 @@ use super::shrink::Shrinks;
 use super::thread::TargetThread;
 use super::watcher::Watch;
 
-/// Bytes of zeroes written at a time if no faster method exists.
+/// Number of zero bytes written at a time if there is no faster method.
 pub(super) const ZEROES: usize = 1 << 20;
 
 /// State of one opened target, shared by all shards.
@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub(super) size: SharedSize,
     /// Whether the size grows with the target, which is the case until the target is shrunk.
     pub(super) follows: AtomicBool,
-    /// Shrinks, which wait for changes beyond the new end.
+    /// Shrinks, which wait for changes past the new end.
     pub(super) shrinks: Shrinks,
     /// Held to change `size`, `follows`, `end` and `reported`.
     pub(super) resizing: Mutex<()>,
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     pub(super) align: Option<DirectAlign>,
     pub(super) in_memory: bool,
     /// Whether the submission of a read or write may block: the target is a file whose file system
-    /// cannot tell whether an operation would (`rt::blkdev::tells_blocking`).
+    /// cannot report that an operation would block (`rt::blkdev::tells_blocking`).
     pub(super) blocks: bool,
     /// Whether holes can be punched; for a device, whether zeroes can be written without
     /// transferring them.
@@ -53,13 +53,13 @@ pub(super) struct Shared {
     pub(super) device: bool,
     /// Whether the target is writable and locked.
     pub(super) exclusive: bool,
-    /// Lowest end observed below the size; otherwise `u64::MAX`.
+    /// Lowest end observed below the size, or `u64::MAX`.
     pub(super) end: AtomicU64,
-    /// End of the target for which a flush last failed; otherwise `u64::MAX`.
+    /// End of the target for which a flush last failed, or `u64::MAX`.
     pub(super) reported: AtomicU64,
-    /// Target of the path at the last examination.
+    /// The path's target as of the last examination.
     pub(super) name: NameCell,
-    /// Number of the last examination that has begun, and of the last one that has finished.
+    /// Numbers of the last examination to begin and of the last to finish.
     pub(super) looks_begun: AtomicU64,
     pub(super) looks_ended: AtomicU64,
     /// Watcher of the target.
@@ -71,14 +71,14 @@ pub(super) struct Shared {
 pub(super) struct NameCell(AtomicU8);
 
 impl NameCell {
-    /// Set for a target with no name left.
+    /// Set if the target has no name left.
     const DELETED: u8 = 1 << 7;
 
     pub(super) fn get(&self) -> TargetName {
         Self::name(self.0.load(Ordering::Relaxed))
     }
 
-    /// Whether the target has no name left, so that its content is lost when it is closed.
+    /// Whether the target has no name left, so that closing it loses its content.
     pub(super) fn is_deleted(&self) -> bool {
         self.0.load(Ordering::Relaxed) & Self::DELETED != 0
     }
@@ -104,7 +104,7 @@ impl Shared {
         if let Some(thread) = self.thread.get() {
             return Ok(thread);
         }
-        // Another shard may do the same; one of the two threads then exits immediately.
+        // Another shard may do the same; in that case one of the two threads exits immediately.
         let started = TargetThread::start(self.file.try_clone()?)?;
         Ok(self.thread.get_or_init(|| started))
     }

@@ -1,11 +1,11 @@
 //! Changes in flight while a file is shrunk.
 //!
-//! A write that a queue has begun can extend past the new end, and would lengthen the file again: a
-//! later growth would expose old bytes instead of zeroes. A shrink therefore first lowers the size,
-//! which refuses new changes beyond the end, and then waits here until no queue has an earlier one
-//! in flight. A queue sets its mark before it reads the size for a change, and clears the mark when
-//! its last change has completed. A queue that always has changes in flight reports at its first
-//! poll after those beyond the end have completed.
+//! A write already begun by a queue can extend past the new end and lengthen the file again:
+//! growing it later would then expose old bytes instead of zeroes. A shrink therefore first lowers
+//! the size, which refuses new changes beyond the end, and then waits here until no queue has an
+//! earlier one in flight. A queue sets its mark before it reads the size for a change, and clears
+//! the mark when its last change has completed. A queue that always has changes in flight reports
+//! at its first poll after those past the end have completed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 /// Interval between checks of the queues.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Shrinks and queues of a target.
+/// A target's shrinks and queues.
 #[derive(Debug, Default)]
 pub(super) struct Shrinks {
     /// Number of shrinks so far.
     number: AtomicU64,
-    /// New end that the last shrink set.
+    /// New end set by the last shrink.
     end: AtomicU64,
     queues: Mutex<Vec<Weak<QueueMark>>>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Shrinks {
 struct QueueMark {
     /// Whether a change is in flight, or about to be.
     changing: AtomicBool,
-    /// Number of the last shrink beyond whose end this queue has no more changes.
+    /// Number of the last shrink past whose end this queue has no more changes.
     seen: AtomicU64,
 }
 
@@ -54,8 +54,8 @@ impl Shrinks {
         Changes { mark, count: 0 }
     }
 
-    /// Waits until no queue changes anything beyond `end`, which is already the size. Returns false
-    /// if that takes longer than `within`.
+    /// Waits until no queue is changing anything past `end`, which is already the size. Returns
+    /// false if that takes longer than `within`.
     pub(super) fn wait(&self, end: u64, within: Duration) -> bool {
         let until = Instant::now() + within;
         self.end.store(end, Ordering::SeqCst);
@@ -76,7 +76,7 @@ impl Shrinks {
 }
 
 impl Changes {
-    /// Begins a change, before the size is read for it.
+    /// Begins a change; must be called before the size is read for it.
     pub(super) fn begin(&mut self) {
         if self.count == 0 {
             self.mark.changing.store(true, Ordering::SeqCst);
@@ -92,7 +92,7 @@ impl Changes {
         }
     }
 
-    /// Reports that no change extends past the end of the last shrink, if that is the case.
+    /// Reports that no change extends past the end set by the last shrink, if that is the case.
     /// `is_beyond` returns whether a change in flight extends past an end. Costs one load if there
     /// was no shrink.
     pub(super) fn report(&self, shrinks: &Shrinks, is_beyond: impl FnOnce(u64) -> bool) {

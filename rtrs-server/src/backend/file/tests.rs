@@ -1,5 +1,5 @@
-//! Tests of the file backend on real files: conformance suite, durability flags, holes, unaligned
-//! sizes.
+//! Tests of the file backend on real files: the conformance suite, durability flags, holes and
+//! unaligned sizes.
 
 mod extents;
 mod fua_errors;
@@ -43,7 +43,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// Creates a directory on the disk that the tests were built on.
+    /// Creates a directory on the disk where the tests were built.
     fn disk() -> Self {
         let exe = std::env::current_exe().unwrap();
         Self::below(exe.parent().unwrap())
@@ -331,7 +331,7 @@ fn io_beyond_the_end_of_a_shrunk_file_fails() {
     File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
     for (offset, len) in [(8192, 4096), (0, 8192)] {
         let io = rig.transfer(IoOp::Read, offset, 0, len);
-        // The status depends on whether the change had been noticed.
+        // The status depends on whether the change has been noticed.
         assert!(matches!(rig.run(io), IoStatus::Io | IoStatus::Beyond));
     }
     assert_eq!(rig.read(0, 4096), vec![0; 4096]);
@@ -382,7 +382,7 @@ fn one_flush_fails_for_each_truncation() {
         assert!(source.settle().is_err(), "stopping does not hide the error");
         assert_eq!([flush(1), flush(0), flush(1)], [IoStatus::Io, IoStatus::Ok, IoStatus::Ok]);
         assert!(source.settle().is_ok());
-        // Detected before the flush, when the file is already long again.
+        // Detected before the flush, when the file has already been extended again.
         file.set_len(8192).unwrap();
         source.shared.examine();
         file.set_len(1 << 20).unwrap();
@@ -470,7 +470,7 @@ fn a_file_on_hugetlbfs_is_not_exported_for_writing() {
     assert!(FileSource::open(&path, READ_ONLY).is_ok());
 }
 
-/// Runs one test of this program again as an unprivileged user, or skips it.
+/// Reruns one of this program's tests as an unprivileged user, or skips it.
 fn rerun_as_nobody(test: &str, path: &Path) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -569,7 +569,7 @@ fn block_devices_conform() {
             let before = std::fs::metadata(&path).unwrap().blocks();
             assert_eq!(rig.clear(IoOp::Discard, 0, 2 << 20, IoFlags::default()), IoStatus::Ok);
             assert!(std::fs::metadata(&path).unwrap().blocks() < before, "space comes back");
-            // More discards than the thread's queue holds.
+            // This is more discards than the thread's queue holds.
             for i in 0..INFLIGHT_MAX as u64 {
                 let io = rig.io(IoOp::Discard, i * u64::from(g.logical_block), g.logical_block);
                 assert!(rig.device.submit(io).is_ok(), "discard {i}");

@@ -1,5 +1,5 @@
-//! One thread per target for blocking operations that the ring does not support: discards on a
-//! device, and hole searches in a file.
+//! A thread per target for blocking operations that the ring does not support: discards on a
+//! device, and searches for holes in a file.
 //!
 //! BLKDISCARD blocks until the device has finished, and lseek may wait for the file system, so no
 //! shard may call them. Shards put jobs into a bounded queue; the thread runs them in order,
@@ -18,12 +18,12 @@ use rtrs_core::mem::MemSlice;
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::{IoStatus, Outcome};
 
-/// Time after which a search returns the extents that it has found.
+/// Time after which a search returns the extents found so far.
 const SEARCH_MAX: Duration = Duration::from_millis(20);
 /// Maximum number of queued jobs from all shards.
 const JOBS_MAX: usize = 256;
 
-/// Slot of the requesting queue, and the result of its job.
+/// Slot in the requesting queue, and the result of its job.
 pub(super) type Answer = (u32, Outcome);
 
 /// Destination of a queue's answers.
@@ -42,15 +42,15 @@ impl Reply {
     }
 }
 
-/// Operation on a range.
+/// An operation on a range.
 #[derive(Debug)]
 pub(super) enum Work {
     Discard,
-    /// Lists the extents in this buffer, in whole blocks of the given size in bytes.
+    /// Lists the extents in this buffer, in whole blocks of this many bytes.
     Extents(MemSlice, u32),
 }
 
-/// Queued operation, with the queue and the slot that receive the answer.
+/// A queued operation, with the queue and slot that receive the answer.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) work: Work,
@@ -60,14 +60,14 @@ pub(super) struct Job {
     pub(super) reply: Reply,
 }
 
-/// Handle of the thread.
+/// Handle to the thread.
 #[derive(Debug)]
 pub(super) struct TargetThread {
     jobs: SyncSender<Job>,
 }
 
 impl TargetThread {
-    /// Starts the thread of a target.
+    /// Starts the thread for a target.
     pub(super) fn start(file: File) -> io::Result<Self> {
         let (jobs, inbox) = sync_channel(JOBS_MAX);
         std::thread::Builder::new().name("target".into()).spawn(move || serve(&file, &inbox))?;
@@ -105,8 +105,8 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
 }
 
 /// Lists the extents of a range: as many as fit and are found in time, but at least one; the last
-/// one may extend beyond the range. Only whole blocks count as holes. The range beyond the end of
-/// the file is not a hole, because it cannot be read.
+/// one may extend beyond the range. Only whole blocks count as holes. Nothing past the end of the
+/// file is a hole, because it cannot be read.
 fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let (mut at, to) = (range.start, range.end);
@@ -114,7 +114,7 @@ fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> i
     while at < to && (at == range.start || begun.elapsed() < SEARCH_MAX) {
         let data = match blkdev::next_data(file, at) {
             Ok(data) => data,
-            // Holes are not supported here.
+            // The file system does not support holes.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Some(at),
             // The extents found before the error are a valid answer.
             Err(_) if at > range.start => break,

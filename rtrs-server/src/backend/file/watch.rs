@@ -1,4 +1,4 @@
-//! Examination of a target: its length, and whether its path still leads to it.
+//! Examines a target: its length, and whether its path still leads to it.
 //!
 //! When a target grows, its device grows too, and clients are informed (`daemon/sizes.rs`). A write
 //! past the end of a truncated file would extend it again, with zeroes in place of the data. A
@@ -10,8 +10,8 @@
 //! engine informs the other sessions. Each change is logged once.
 //!
 //! A path may later lead to a different file (`mv new.img vol.img`, as done by rsync, restores and
-//! editors), to a different device (udev recreates nodes), or nowhere. The export keeps the target
-//! that it has open. An unused export is reopened by its path (`daemon/targets.rs`).
+//! editors), to a different device (udev recreates nodes), or to nothing. The export keeps the
+//! target that it has open. An unused export is reopened by its path (`daemon/targets.rs`).
 
 use std::fs::{self, File};
 use std::io;
@@ -31,7 +31,7 @@ use crate::backend::target::SIZE_MAX;
 /// Maximum time to wait for changes beyond the new end of a file that is being shrunk.
 const CHANGES_MAX: Duration = Duration::from_secs(10);
 
-/// Watcher of all targets of the process.
+/// Watches all of the process's targets.
 static WATCHER: Watcher<Shared> = Watcher::new();
 
 /// Starts examining a target periodically.
@@ -87,7 +87,7 @@ impl Shared {
         }
     }
 
-    /// Compares the target of the path with the open one, and logs a change.
+    /// Compares the path's target with the open one, and logs a change.
     fn examine_name(&self) {
         let (name, is_deleted) = match self.name_now() {
             Ok(found) => found,
@@ -164,7 +164,7 @@ impl Shared {
             * u64::from(self.geometry.logical_block)
     }
 
-    /// Adapts to a changed length. The caller holds `resizing`.
+    /// Adapts to a changed length. The caller must hold `resizing`.
     fn take_length(&self, len: u64) {
         let (path, had) = (self.path.display(), self.size.get());
         if len < had {
@@ -190,12 +190,12 @@ impl Shared {
         Ok(TargetSize { bytes: self.whole_blocks(len), was_cut: cut, is_fixed })
     }
 
-    /// Whether the target was truncated, and no resize has accepted that.
+    /// Whether the target has been truncated and no resize has accepted that.
     pub(super) fn is_cut(&self) -> bool {
         self.end.load(Ordering::Relaxed) != u64::MAX
     }
 
-    /// Resizes device and target; see `BlockSource::resize`.
+    /// Resizes the device and its target; see `BlockSource::resize`.
     pub(super) fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
         let _turn = self.resizing.lock();
         let had = self.size.get();

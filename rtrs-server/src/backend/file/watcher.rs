@@ -1,9 +1,9 @@
 //! The thread that examines all targets once a second.
 //!
 //! Examining a target can block on a remote file system. The thread therefore delegates the work to
-//! a helper thread and waits for it at most until the next round is due. If a target has not
-//! answered by then, it keeps that helper and is skipped in the meantime; another helper examines
-//! the others. There are thus two threads, and one more for each target that does not answer. The
+//! a helper thread but waits for it only until the next round is due. If a target has not answered
+//! by then, it keeps that helper and is skipped until it does, while another helper examines the
+//! others. There are thus two threads, and one more for each target that does not answer. The
 //! threads start with the first target and exit within a second of the last one's removal.
 
 use std::collections::VecDeque;
@@ -132,7 +132,7 @@ impl<T: Examine> Watcher<T> {
         Some(Arc::new(Mutex::new(watched.entries.iter().filter(due).cloned().collect())))
     }
 
-    /// Lets a helper examine a batch. Returns false if no helper can be started.
+    /// Has a helper examine a batch. Returns false if no helper can be started.
     fn examine_batch(helper: &mut Option<Helper<T>>, batch: &Batch<T>, until: Instant) -> bool {
         let Some(Helper { orders, done }) = helper.take().or_else(Helper::start) else {
             return false;
@@ -210,7 +210,7 @@ mod tests {
         Box::leak(Box::new(Watcher::new()))
     }
 
-    /// Waits until a condition holds, for at most a minute.
+    /// Waits for at most a minute until a condition holds.
     fn until(what: &str, so: impl Fn() -> bool) {
         let start = Instant::now();
         while !so() {

@@ -1,4 +1,4 @@
-//! Limit on the operations of an export that may block in worker threads of the ring.
+//! Limit on the operations of an export that may block in the ring's worker threads.
 
 use std::collections::VecDeque;
 
@@ -9,20 +9,20 @@ use super::inflight::{Phase, Slot};
 use super::shared::Shared;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// Maximum number of operations that may occupy worker threads of the ring concurrently. All
-/// exports of a shard share the threads, and each adds as many as it may occupy, so that a hanging
-/// export leaves the threads of the others free.
+/// Maximum number of operations that may occupy the ring's worker threads concurrently. All exports
+/// of a shard share the threads, and each adds as many as it may occupy, so that a hanging export
+/// leaves the others' threads free.
 pub(super) const WORKERS: usize = 32;
 const WORKERS_SIGNED: i32 = 32;
 
-/// How an operation is submitted to the ring.
+/// Method of submitting an operation to the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Submission {
     /// Runs before the call returns.
     Inline,
     /// Fails instead of blocking.
     Nowait,
-    /// Blocks in a worker thread if it has to.
+    /// Blocks in a worker thread if necessary.
     Blocking,
     /// Runs in a worker thread.
     Worker,

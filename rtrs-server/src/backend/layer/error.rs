@@ -1,9 +1,8 @@
-//! A layer that fails selected IOs on purpose, before they change anything.
+//! A layer that deliberately fails selected IOs before they change anything.
 //!
 //! A plan selects the IOs: a random share, every n-th, or those in a range of the device; the three
-//! can be combined. The share is drawn from a seeded generator per shard, so that a run can be
-//! repeated; every n-th is counted across all shards. An invalid IO is not counted: it fails
-//! anyway.
+//! can be combined. The share is drawn from a seeded generator per shard, so runs can be repeated;
+//! every n-th is counted across all shards. Invalid IOs are not counted, since they fail anyway.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use rtrs_core::status::IoStatus;
 
 use super::filter::{Filter, Layer, Verdict};
 
-/// Selection of the IOs that fail, and their status.
+/// Selects the IOs that fail, and their status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorPlan {
     /// Number of IOs in a million that fail; 0 for none.
@@ -24,7 +23,7 @@ pub struct ErrorPlan {
     pub every: u64,
     /// Byte range in which IOs fail; flushes are outside any range.
     pub range: Range<u64>,
-    /// Operations that fail; empty for all.
+    /// Operations that can fail; empty for all.
     pub ops: Vec<IoOp>,
     /// Status of the failed IOs.
     pub status: IoStatus,
@@ -49,11 +48,11 @@ impl ErrorPlan {
 #[derive(Debug)]
 struct Errors {
     plan: ErrorPlan,
-    /// Number of valid IOs with an operation of the plan, across all shards.
+    /// Number of valid IOs with one of the plan's operations, across all shards.
     count: AtomicU64,
 }
 
-/// Adds a layer that fails selected IOs of a backend.
+/// Adds a layer that fails selected IOs to a backend.
 pub fn errors(inner: Arc<dyn BlockSource>, plan: ErrorPlan) -> Layer {
     Layer { inner, filter: Arc::new(Errors { plan, count: AtomicU64::new(0) }) }
 }

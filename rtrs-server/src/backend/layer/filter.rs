@@ -26,7 +26,7 @@ pub(super) enum Verdict {
     Pass,
     /// Fail the IO here.
     Fail(IoStatus),
-    /// Hold the IO until [`Filter::may_continue`].
+    /// Hold the IO until [`Filter::may_continue`] allows it.
     Hold,
 }
 
@@ -37,7 +37,7 @@ pub(super) trait Filter: Debug + Send + Sync {
         below
     }
 
-    /// Seed of each shard's random numbers.
+    /// Seed for each shard's random numbers.
     fn seed(&self) -> u64 {
         0
     }
@@ -45,10 +45,10 @@ pub(super) trait Filter: Debug + Send + Sync {
     /// Decides what happens to an IO. `geometry` is the layer's.
     fn decide(&self, io: &Io, geometry: &Geometry, random: &mut Prng) -> Verdict;
 
-    /// Undoes a decision after the device below handed the IO back; the IO is submitted again.
+    /// Undoes a decision after the device below has handed the IO back; the IO is submitted again.
     fn undo(&self, _io: &Io, _geometry: &Geometry) {}
 
-    /// Whether the IO held longest may continue. If so, the caller releases it.
+    /// Whether the longest-held IO may continue. If so, the caller releases it.
     fn may_continue(&self, _since: Instant, _now: Instant) -> bool {
         true
     }
@@ -158,7 +158,7 @@ struct LayerDevice {
     done: Done,
     /// Held IOs, with the time of their first poll, because `submit` does not know the time.
     held: VecDeque<(Option<Instant>, Io)>,
-    /// Released IOs that wait because the backend was full.
+    /// Released IOs that are waiting because the backend was full.
     released: VecDeque<Io>,
     now: Instant,
 }
@@ -226,7 +226,7 @@ impl BlockDevice for LayerDevice {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        // Released IOs wait for a completion of the backend.
+        // Released IOs wait for a completion from the backend.
         let held = self.held.front().map(|(since, _)| match since {
             Some(since) => self.filter.next_check(*since, self.now),
             None => Instant::ZERO,

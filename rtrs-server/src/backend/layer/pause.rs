@@ -1,8 +1,8 @@
 //! A layer that holds selected IOs until a test releases them.
 //!
-//! Held IOs have not run: they have no effect until they are released, and then run in order of
-//! arrival. A test can thus delay a write on purpose. The [`PauseHandle`] works from any thread; a
-//! device that holds IOs checks every millisecond whether they may continue.
+//! Held IOs have no effect until they are released, and then run in order of arrival. A test can
+//! thus deliberately delay a write. The [`PauseHandle`] works from any thread; a device that holds
+//! IOs checks every millisecond whether they may continue.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Operations and range to hold; None to hold nothing.
+    /// Operations and range of IOs to hold; None to hold nothing.
     filter: Option<(Vec<IoOp>, Range<u64>)>,
     held: usize,
     /// Number of held IOs that may continue.
     tickets: usize,
 }
 
-/// Handle of a [`pause`] layer for tests.
+/// Handle to a [`pause`] layer, for tests.
 #[derive(Debug, Default)]
 pub struct PauseHandle {
     state: Mutex<State>,
 }
 
 impl PauseHandle {
-    /// Holds every IO of these operations (all if empty) from now on.
+    /// Holds every IO with these operations (all if empty) from now on.
     pub fn hold(&self, ops: &[IoOp]) {
         self.hold_range(ops, 0..u64::MAX);
     }
 
-    /// Holds IOs of these operations (all if empty) that touch these bytes from now on. A flush
+    /// Holds IOs with these operations (all if empty) that touch these bytes from now on. A flush
     /// counts as touching byte 0.
     pub fn hold_range(&self, ops: &[IoOp], range: Range<u64>) {
         self.state.lock().filter = Some((ops.to_vec(), range));
@@ -48,7 +48,7 @@ impl PauseHandle {
         self.state.lock().held
     }
 
-    /// Releases `count` held IOs; later ones are still held.
+    /// Releases `count` IOs; later ones are still held.
     pub fn release(&self, count: usize) {
         let mut state = self.state.lock();
         state.tickets = state.held.min(state.tickets + count);
@@ -62,7 +62,7 @@ impl PauseHandle {
     }
 }
 
-/// Adds a layer that holds selected IOs of a backend. Nothing is held until the handle requests it.
+/// Adds a layer that holds selected IOs to a backend. Nothing is held until the handle requests it.
 pub fn pause(inner: Arc<dyn BlockSource>) -> (Layer, Arc<PauseHandle>) {
     let handle = Arc::new(PauseHandle::default());
     (Layer { inner, filter: Arc::clone(&handle) as Arc<dyn Filter> }, handle)
@@ -81,7 +81,7 @@ impl Filter for PauseHandle {
         Verdict::Hold
     }
 
-    /// Consumes one ticket for the IO that is released.
+    /// Consumes one ticket for an IO that is released.
     fn may_continue(&self, _: Instant, _: Instant) -> bool {
         let mut state = self.state.lock();
         if state.tickets == 0 {

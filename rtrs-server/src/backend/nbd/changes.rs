@@ -1,4 +1,4 @@
-//! Acknowledged changes that may not be durable yet, by the connection that carried them.
+//! Acknowledged changes that may not be durable yet, grouped by the connection that carried them.
 //!
 //! A flush proves only that the server behind its own connection has made durable what that
 //! instance of the server acknowledged. Another connection may lead to an earlier instance, whose
@@ -47,7 +47,7 @@ impl Account {
         self.owes(u64::MAX)
     }
 
-    /// Whether another connection waits for a flush over this one.
+    /// Whether another connection is waiting for a flush over this one.
     pub(super) fn is_requested(&self) -> bool {
         self.owes(self.requested.load(Ordering::SeqCst))
     }
@@ -64,12 +64,12 @@ impl Account {
 pub(super) struct Changes {
     latest: AtomicU64,
     accounts: Mutex<Vec<Arc<Account>>>,
-    /// Incremented with each change of `accounts`.
+    /// Incremented with each change to `accounts`.
     version: AtomicU64,
     losses: AtomicU64,
     /// Number of losses for which a flush has failed.
     reported: AtomicU64,
-    /// Number of flushes that wait for other connections.
+    /// Number of flushes waiting for other connections.
     waiting: AtomicU32,
     pub(super) answer_max: Duration,
 }
@@ -118,7 +118,7 @@ impl Changes {
         self.latest.load(Ordering::SeqCst)
     }
 
-    /// Counts a loss if the connection has unsettled changes. Returns whether it has.
+    /// Counts a loss if the connection has unsettled changes. Returns whether it had any.
     pub(super) fn lose(&self, account: &Account) -> bool {
         let lost = account.owes_any();
         if lost {
@@ -144,7 +144,7 @@ impl Changes {
         }
     }
 
-    /// Wakes the shards of all connections if a flush waits.
+    /// Wakes the shards of all connections if a flush is waiting.
     pub(super) fn wake_waiting(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.accounts.lock().iter().for_each(|account| account.wake.wake());

@@ -1,4 +1,4 @@
-//! Flushes of a connection, each of which covers the changes of all connections of its export.
+//! Flushes of a connection, each of which covers changes over all connections to its export.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ const WAIT_STEP: Duration = Duration::from_millis(500);
 struct WaitingFlush {
     tag: u64,
     mark: u64,
-    /// Time that the shard has waited. A pause of the process counts as one step: the shards of
-    /// the other connections were paused too.
+    /// Time for which the shard has waited. A pause of the process counts as one step: the shards
+    /// of the other connections were paused too.
     waited: Duration,
     /// Time of the last check.
     seen: Option<Instant>,
@@ -45,7 +45,7 @@ impl Flushes {
         &self.account
     }
 
-    /// Number of answered flushes that wait for other connections.
+    /// Number of answered flushes waiting for other connections.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -66,7 +66,7 @@ impl Flushes {
         shared.changes.add(&self.account);
     }
 
-    /// Records a successful flush over the connection.
+    /// Records a successful flush over this connection.
     pub(super) fn settle(&self, shared: &Shared, mark: u64) {
         self.account.settle(mark);
         shared.changes.wake_waiting();
@@ -84,7 +84,7 @@ impl Flushes {
         shared.changes.wake_waiting();
     }
 
-    /// Completes flushes whose changes are settled on all connections, or that waited too long.
+    /// Completes flushes whose changes are settled on all connections or that have waited too long.
     pub(super) fn end_settled(&mut self, shared: &Shared, now: Instant, done: &mut Done) -> bool {
         let changes = &shared.changes;
         let before = done.len();

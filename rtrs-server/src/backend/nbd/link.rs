@@ -15,23 +15,23 @@ enum State {
     Up(Fd),
     /// Failed, but ring operations still use it.
     Ending,
-    /// A new connection is being established, since the given time.
+    /// Waiting for a new connection, since the given time; None until the first poll.
     Down(mpsc::Receiver<(OwnedFd, Offered)>, Option<Instant>),
 }
 
-/// Change to a link.
+/// A change to a link.
 pub(super) enum LinkEvent {
     Connected(Offered),
-    /// The server has been unavailable too long.
+    /// The server has been unavailable for too long.
     Gone,
 }
 
-/// Connection of a queue.
+/// A queue's connection.
 pub(super) struct Link {
     state: State,
     /// Whether replies may be structured.
     structured: bool,
-    /// Whether the server has been unavailable too long: IOs fail until it is back.
+    /// Whether the server has been unavailable for too long: IOs fail until it is back.
     gone: bool,
     wake: WakeHandle,
     alive: Arc<()>,
@@ -101,7 +101,7 @@ impl Link {
         Some(LinkEvent::Gone)
     }
 
-    /// Time at which the server counts as gone.
+    /// Time from which the server is considered gone.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Down(_, Some(since)) if !self.gone => Some(since + GONE_MAX),

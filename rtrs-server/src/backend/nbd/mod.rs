@@ -3,7 +3,7 @@
 //! If the server allows several connections to one export, each shard has a connection on its own
 //! ring (`queue.rs`). Otherwise all shards share one connection, on a thread to which they send
 //! their IOs (`single.rs`). Everything before a connection's first request may block, and runs on a
-//! thread of the export (`dialer.rs`).
+//! thread that belongs to the export (`dialer.rs`).
 //!
 //! A lost connection is reestablished; in the meantime, IOs wait for at most `GONE_MAX`. Unanswered
 //! requests are resent. Changes that were answered but not flushed may be lost if the server has
@@ -68,7 +68,7 @@ impl NbdSource {
     /// Connects to a server.
     ///
     /// # Errors
-    /// Returns a message for display that describes the problem.
+    /// Returns a displayable message that describes the problem.
     pub fn open(text: &str, how: NbdOptions) -> Result<Self, BackendError> {
         Self::open_within(text, how, ANSWER_MAX)
     }
@@ -180,7 +180,7 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
         discard,
         discard_granularity: if discard { physical_block } else { 0 },
         write_zeroes,
-        // A server that supports the flag may still refuse each request, so nothing is promised.
+        // A server that supports the flag may still refuse any request, so nothing is promised.
         fast_zero: false,
         rotational: has(tf::ROTATIONAL),
         extents: true,

@@ -17,12 +17,12 @@ pub(super) struct Slot {
     pub(super) op: IoOp,
     pub(super) flags: IoFlags,
     buf: Option<MemSlice>,
-    /// Latest change that a flush has to cover; unused by other operations.
+    /// Latest change that a flush must cover; unused by other operations.
     pub(super) mark: u64,
 }
 
 impl Slot {
-    /// Data that follows the header of the request.
+    /// Data that follows the request header.
     pub(super) fn payload(&self) -> Option<&MemSlice> {
         self.buf.as_ref().filter(|_| self.op == IoOp::Write)
     }
@@ -56,7 +56,7 @@ impl Outstanding {
         self.accepted
     }
 
-    /// Whether a flush is outstanding that another connection needs.
+    /// Whether a flush that another connection needs is outstanding.
     pub(super) fn helps(&self) -> bool {
         self.helps
     }
@@ -76,8 +76,8 @@ impl Outstanding {
         slot.unwrap_or_else(|| unreachable!("a row of `requests` has its slot"))
     }
 
-    /// Adds the request of an IO; a flush has to cover the changes up to `mark`. Returns the IO if
-    /// all rows are taken.
+    /// Adds the request of an IO; a flush must cover the changes up to `mark`. Returns the IO if
+    /// all rows are in use.
     pub(super) fn add(&mut self, io: Io, mark: u64) -> Result<u32, Io> {
         let (command, flags) = command(&io);
         let Some(row) = self.requests.add(command, flags, io.offset, io.len) else {
@@ -109,7 +109,7 @@ impl Outstanding {
         self.requests.next(bytes)
     }
 
-    /// Prepares for a connection over which all requests are resent.
+    /// Prepares for a new connection, over which all requests are resent.
     pub(super) fn reconnect(&mut self, structured: bool) {
         self.requests.reconnect(structured);
     }

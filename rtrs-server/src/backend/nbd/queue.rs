@@ -1,6 +1,6 @@
 //! [`NbdDevice`]: one connection to an NBD server on a shard's ring, with the shard's IOs.
 //!
-//! The parts own their state, and this file connects them: `link.rs` has the connection,
+//! Each part owns its state, and this file connects them: `link.rs` has the connection,
 //! `outstanding.rs` unanswered requests, `sender.rs` and `receiver.rs` the two directions, and
 //! `flushes.rs` flushes that wait for other connections.
 
@@ -82,11 +82,11 @@ impl NbdDevice {
         }
     }
 
-    /// Completes a request. A successful flush continues to wait for other connections.
+    /// Completes a request. A successful flush goes on to wait for other connections.
     fn end(&mut self, slot: &Slot, status: IoStatus) {
         let (op, mark) = (slot.op, slot.mark);
-        // A change with FUA may fail with the error of an earlier write-back, whatever its errno.
-        // Servers may lack support for other changes.
+        // A change with FUA may fail with the error of an earlier write-back, whatever the errno.
+        // Servers may not support other changes.
         let unsupported = op != IoOp::Write && status == IoStatus::Unsupported;
         let lost = op.changes() && slot.flags.fua && status.is_refusal() && !unsupported;
         let status = if lost { IoStatus::Io } else { status };
@@ -129,7 +129,7 @@ impl NbdDevice {
         }
     }
 
-    /// Requests a new connection when the ring no longer uses the old one. All unanswered requests
+    /// Requests a new connection once the ring no longer uses the old one. All unanswered requests
     /// are resent.
     fn ended(&mut self) {
         let is_used = self.sender.running().is_some() || self.receiver.running().is_some();

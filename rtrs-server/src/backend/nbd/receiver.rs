@@ -1,6 +1,6 @@
 //! Receiving end of a connection to an NBD server.
 //!
-//! Replies are received into a buffer, and the remainder of large data goes directly into its
+//! Replies are received into a buffer, and the rest of a large payload goes directly to its
 //! destination.
 
 use std::io;
@@ -15,7 +15,7 @@ use super::outstanding::Outstanding;
 const BUFFER: usize = 64 << 10;
 /// Number of bytes examined to determine what follows.
 const HEAD: usize = 32;
-/// Token of a receive.
+/// Token for receives.
 pub(super) const RECEIVE: u64 = 1;
 
 /// Data of a read that is being received.
@@ -100,7 +100,7 @@ impl Receiver {
         }
     }
 
-    /// Processes received bytes up to the next answer. Returns None when all are processed.
+    /// Processes received bytes up to the next answer. Returns None if all are processed.
     pub(super) fn next(
         &mut self,
         outstanding: &mut Outstanding,

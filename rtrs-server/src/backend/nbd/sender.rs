@@ -1,5 +1,5 @@
 //! Sending end of a connection to an NBD server. Each send batches many requests and takes their
-//! data directly from the memory of the IOs.
+//! data directly from the IOs' memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,7 +20,7 @@ pub(super) const SEND: u64 = 0;
 
 /// Sender of requests.
 pub(super) struct Sender {
-    /// Rows whose requests must be sent, in this order.
+    /// Rows whose requests must be sent, in order.
     queue: VecDeque<u32>,
     /// Request headers, by row.
     heads: Arc<Region>,

@@ -1,4 +1,4 @@
-//! State of one export of an NBD server, shared by all shards.
+//! State of one export on an NBD server, shared by all shards.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak, mpsc};
@@ -11,7 +11,7 @@ use rtrs_core::time::Duration;
 
 use super::changes::{Account, Changes};
 
-/// Maximum time that IOs wait for an unavailable server.
+/// Maximum time for which IOs wait for an unavailable server.
 pub(super) const GONE_MAX: Duration = Duration::from_secs(300);
 
 /// Options for exporting an NBD server's export.
@@ -25,14 +25,14 @@ pub struct NbdOptions {
     pub read_only: bool,
     /// Requested logical block size in bytes, a power of two.
     pub block: Option<u32>,
-    /// Maximum time for the server to answer when a connection is established.
+    /// Maximum time for the server to answer while a connection is being established.
     pub open_max: Duration,
 }
 
 /// A queue's request for a connection.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Destination of the connection.
+    /// Destination for the connection.
     pub(super) made: mpsc::Sender<(OwnedFd, Offered)>,
     /// Expires with the queue.
     pub(super) asker: Weak<()>,
@@ -50,13 +50,13 @@ pub(super) struct Shared {
     pub(super) size: Arc<SharedSize>,
     /// Sends requests to the thread that establishes connections.
     pub(super) dialer: mpsc::Sender<Wanted>,
-    /// Connection with which the export was opened, for use by the first shard.
+    /// Connection over which the export was opened, for use by the first shard.
     pub(super) first: Mutex<Option<(OwnedFd, Offered)>>,
     /// Whether the server allows several connections, so that each shard has its own.
     pub(super) multi: bool,
-    /// Reason why the last attempt to reconnect failed, while a queue needs a connection.
+    /// Why the last attempt to reconnect failed, as long as a queue needs a connection.
     pub(super) outage: Mutex<Option<String>>,
-    /// Changes that may be lost with the server.
+    /// Changes that may be lost if the server is.
     pub(super) changes: Changes,
 }
 

@@ -1,5 +1,5 @@
 //! Tests of the backend with third-party servers: nbdkit, qemu-nbd and nbd-server. They cover the
-//! contract of a backend, restarts of servers, and refusals.
+//! backend contract, server restarts, and refusals.
 
 mod model;
 mod store;
@@ -25,7 +25,7 @@ use crate::backend::open_target;
 const MIB: u64 = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Whether a program is installed; if not, reports that the test is skipped.
+/// Returns whether a program is installed; if not, reports that the test is skipped.
 fn requires(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has = std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
@@ -43,8 +43,8 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Returns a TCP port that was free a moment ago. It is below the ports of outgoing connections,
-/// one of which could otherwise take it before the server does.
+/// Returns a TCP port that was free a moment ago. It is below the port range of outgoing
+/// connections, one of which could otherwise take it before the server does.
 fn free_port() -> u16 {
     let random = || RandomState::new().build_hasher().finish() % 22_000;
     let drawn = || 10_000 + u16::try_from(random()).unwrap();
@@ -239,7 +239,7 @@ fn a_missing_server_is_refused_with_a_reason() {
     assert!(error.contains("check that the server runs"), "{error}");
     let error = refuse("nbd+unix:///disk?socket=/nonexistent/sock");
     assert!(error.contains("cannot be reached at /nonexistent/sock: No such file"), "{error}");
-    // A server that accepts connections but does not answer.
+    // A server that accepts connections but never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = refuse_within("1s", &format!("nbd://{}/disk", silent.local_addr().unwrap()));
     assert!(error.contains("cannot be reached") || error.contains("within 1 s"), "{error}");
@@ -302,7 +302,7 @@ fn a_restarted_server_is_reconnected_and_a_loss_reported_once() {
         assert_eq!(rig.read(4096, 4096), vec![3; 4096]);
         assert_eq!(flush(&mut rig), IoStatus::Ok);
 
-        // A server with a different disk is refused.
+        // A server with a different disk is rejected.
         drop(upstream);
         scratch.disk("disk", 4 * MIB);
         let upstream = Upstream::nbdkit(&scratch, &args);

@@ -3,8 +3,8 @@
 //!
 //! An export has one cluster client with one open image (`rtrs_core::rbd`); each shard starts its
 //! IOs on that image and receives their completions from its own queue. A writable export holds the
-//! image's lock while it is open, so that no other client writes. There is no cache: acknowledged
-//! data is on the OSDs. IOs have no time limit, because a slow OSD is not a dead one.
+//! image's lock while it is open, so that no other client can write. There is no cache:
+//! acknowledged data is on the OSDs. IOs have no time limit, because a slow OSD is not a dead one.
 //!
 //! Blocking operations run elsewhere: opening on a thread with a time limit, size queries on a
 //! thread that librbd wakes, and resizing on the command's thread.
@@ -74,11 +74,11 @@ pub(super) struct Shared {
     pub(super) image: Image,
     geometry: Geometry,
     size: SharedSize,
-    /// Lowest end of the image observed below `size`; `u64::MAX` if none.
+    /// Smallest size of the image observed below `size`; `u64::MAX` if none.
     end: AtomicU64,
     /// Held to change `size` and `end`.
     resizing: Mutex<()>,
-    /// Whether it was already reported that the cluster refuses this client.
+    /// Whether it has already been reported that the cluster refuses this client.
     refused: AtomicBool,
     /// Callback of a gateway, called when the cluster refuses this client.
     refused_to: Option<Refused>,
@@ -295,7 +295,7 @@ fn watch(target: &Weak<Shared>, changed: &mpsc::Receiver<()>) {
 }
 
 impl Shared {
-    /// Adopts the current size of the image.
+    /// Checks the current size of the image: adopts growth, and reports a shrink.
     pub(super) fn examine(&self) {
         let _turn = self.resizing.lock();
         let (name, had) = (&self.name, self.size.get());

@@ -1,9 +1,9 @@
 //! The files of `exports-dir`, to which `--save` writes running exports.
 //!
 //! The command writes the files, because the server often runs as a user that may not. A file is
-//! replaced as a whole, so that a starting server never reads half of it. Locks exclude other
-//! commands and reloads while it does so. Whatever can be refused is refused before the server
-//! changes anything.
+//! replaced as a whole, so that a starting server never reads half of it. While it writes, locks
+//! exclude other commands and reloads. Whatever can be refused is refused before the server changes
+//! anything.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ use crate::settings::{AccessRule, ExportSpec, exports_dir};
 
 /// Name of a file that is being written.
 const TEMPORARY: &str = ".rtrs-server.new";
-/// Mode of a new file: `reload` reads it as the user of the server.
+/// Mode of a new file: `reload` reads it as the server's user.
 const MODE: u32 = 0o644;
 /// Maximum length of a file name.
 const FILE_NAME_MAX: usize = 255;
@@ -42,8 +42,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Acquires the locks, and checks that a change to this export can be saved. From the current
-    /// access list, `has_list` determines whether the export has one after the change.
+    /// Acquires the locks, and checks that a change to this export can be saved. `has_list` takes
+    /// the current access list and returns whether the export has one after the change.
     pub(super) fn open(
         server: &Server,
         name: &str,
@@ -141,7 +141,7 @@ impl Store {
         self.replace(&old, &text)
     }
 
-    /// Removes the entry of the export. Returns false if there is none.
+    /// Removes the export's entry. Returns false if there is none.
     fn take_out(&self) -> Result<bool, Error> {
         let (old, mut items) = self.read()?;
         let count = items.len();
@@ -269,7 +269,7 @@ fn no_directory(origin: &Origin) -> String {
     }
 }
 
-/// Reason why an export of the configuration file or a flag cannot be saved, with a hint.
+/// Reason why an export from the configuration file or a flag cannot be saved, with a hint.
 fn elsewhere(origin: &Origin, name: &str) -> String {
     let file = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let dir = file(&origin.exports_dir).unwrap_or_default();
@@ -283,7 +283,7 @@ fn elsewhere(origin: &Origin, name: &str) -> String {
     )
 }
 
-/// Name of the file of a new export.
+/// Returns the name of a new export's file.
 fn file_name(name: &str) -> Result<String, Error> {
     let mut file = String::new();
     for byte in name.bytes() {
@@ -303,7 +303,7 @@ fn file_name(name: &str) -> Result<String, Error> {
     Ok(file)
 }
 
-/// Whether an entry of a file defines the export of this name.
+/// Whether an entry of a file defines the export called `name`.
 fn is_named(item: &Value, name: &str) -> bool {
     let spec = serde_yaml::from_value::<ExportSpec>(item.clone()).ok();
     spec.and_then(|spec| spec.resolved_name().ok()).is_some_and(|its| its == name)
@@ -315,7 +315,7 @@ fn heading(text: &str) -> &str {
     &text[..comments.map(str::len).sum()]
 }
 
-/// Whether a file has comments after its heading.
+/// Whether a file may have comments after its heading.
 fn loses_comments(text: &str) -> bool {
     let rest = &text[heading(text).len()..];
     rest.lines().any(|line| line.trim_start().starts_with('#') || line.contains(" #"))

@@ -1,4 +1,4 @@
-//! The command `session`, with one file per subcommand.
+//! The `session` command, with one file per subcommand.
 
 mod disconnect;
 mod evict;

@@ -1,21 +1,21 @@
-//! Rate limit on audit events that clients cause.
+//! Rate limits for audit events that clients cause.
 //!
 //! Opens and closes cost a client nothing, and the queue of the audit log has room for a few
 //! thousand events. Each client therefore has a budget, by name or, for clients without one, by
 //! address; all clients without a name also share a budget. Events beyond it are counted. The next
-//! event of that client, or after some time the first suppressed one, contains their number. The
-//! operator's events have no limit.
+//! event of that client or, after some time, the first suppressed one contains their number. The
+//! operator's events are not limited.
 
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant};
 
 use crate::audit::{AuditEvent, AuditKind};
 
-/// Burst of events of one client, and the interval at which one more is recorded.
+/// Burst of events of one client, and the interval after which one more is recorded.
 const CLIENT: Rate = Rate { burst: 512, pause: Duration::from_millis(500) };
 /// Burst and interval for all clients without a name together.
 const NAMELESS: Rate = Rate { burst: 1024, pause: Duration::from_millis(250) };
-/// Maximum number of tracked clients. The one that was idle the longest is dropped first.
+/// Maximum number of tracked clients. The one that has been idle longest is dropped first.
 const CLIENTS_MAX: usize = 512;
 /// Time after which suppressed events are reported if no further event is recorded.
 const OVERDUE: Duration = Duration::from_secs(10);
@@ -72,7 +72,7 @@ struct LeftOut {
 
 impl LeftOut {
     fn event(self) -> AuditEvent {
-        // Excludes the first event, which is recorded itself.
+        // Excludes the first event, which is itself recorded.
         AuditEvent { left_out: self.first.left_out + self.count - 1, ..self.first }
     }
 }
@@ -81,7 +81,7 @@ impl LeftOut {
 pub(super) struct Limits {
     clients: Vec<Client>,
     nameless: Budget,
-    /// Events of clients that were dropped from the table.
+    /// Events of clients that have been dropped from the table.
     due: Vec<AuditEvent>,
 }
 
@@ -151,7 +151,7 @@ impl Limits {
     }
 }
 
-/// Client that caused an event; None for the operator's events.
+/// Key of the client that caused an event; None for the operator's events.
 fn key_of(event: &AuditEvent) -> Option<Key> {
     match event.event {
         AuditKind::Authenticate

@@ -1,10 +1,10 @@
 //! Rotation of a full audit log: selection of the lines to keep.
 //!
-//! The lines of the full file and of the previous one become the new `FILE.1`, as many as fit.
-//! If the oldest lines were simply dropped, one client could remove the records of all others by
-//! causing many records itself. Space is therefore shared: first among the operator, clients with
-//! names and clients without, then among the names and addresses of each. An owner with less than
-//! its share loses nothing; each of the others loses its own oldest lines.
+//! As many lines of the full file and of the previous one as fit become the new `FILE.1`. If the
+//! oldest lines were simply dropped, one client could remove the records of all others by causing
+//! many records itself. Space is therefore shared: first among the operator, clients with names and
+//! clients without, then among the names and addresses of each. An owner with less than its share
+//! loses nothing; each of the others loses its own oldest lines.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -90,7 +90,7 @@ pub(super) fn rotate(file: &Path, before: &Path, max: u64) -> io::Result<()> {
     }
 }
 
-/// Calls a function with each line of the existing files, and returns the number of these files.
+/// Calls a function with each line of the existing files, and returns the number of those files.
 fn each_line(files: &[&Path], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<usize> {
     let mut found = 0;
     for path in files {
@@ -117,7 +117,7 @@ fn each_line(files: &[&Path], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> 
     Ok(found)
 }
 
-/// Number of bytes to drop for each owner.
+/// Returns the number of bytes to drop for each owner.
 fn surplus(sizes: BTreeMap<Owner, u64>, max: u64) -> BTreeMap<Owner, u64> {
     let mut classes = [0; Owner::CLASSES];
     for (owner, size) in &sizes {
@@ -140,7 +140,7 @@ fn surplus(sizes: BTreeMap<Owner, u64>, max: u64) -> BTreeMap<Owner, u64> {
     surplus
 }
 
-/// Largest share for which all sizes, each limited to it, fit together.
+/// Returns the largest share for which all sizes, each limited to it, fit in `max`.
 fn share(sizes: &[u64], max: u64) -> u64 {
     let mut sorted = sizes.to_vec();
     sorted.sort_unstable();

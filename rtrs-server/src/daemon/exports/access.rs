@@ -125,7 +125,7 @@ impl ExportAccess {
         }
     }
 
-    /// Losses of sessions under these access lists, and these certificates or keys.
+    /// Access that sessions would lose under these access lists and these certificates or keys.
     pub(in crate::daemon) fn preview(
         &self,
         access: &ServerAccess,
@@ -147,7 +147,7 @@ impl ExportAccess {
     }
 
     /// Applies a changed list of an export. An unchanged list is not applied, because a reload may
-    /// have changed the current one since.
+    /// have changed the current one since then.
     pub(super) fn change_list(
         &self,
         before: &ExportSpec,
@@ -157,7 +157,7 @@ impl ExportAccess {
     }
 
     /// Sets a changed list of an export like [`Self::change_list`], but does not apply it to
-    /// existing paths yet. Returns the former access if the list differs.
+    /// existing paths yet. Returns the previous access if the list differs.
     pub(super) fn set_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Option<FormerAccess> {
         let mut former = None;
         if before.access != spec.access {
@@ -178,8 +178,8 @@ impl ExportAccess {
         if is_taken_back { self.check().map(drop) } else { Ok(()) }
     }
 
-    /// Restores the lists of exports of the configuration with this number that commands have
-    /// removed since it was read.
+    /// Restores the lists of exports in the configuration with this number, if commands have
+    /// removed them since it was read.
     pub(in crate::daemon) fn renew(&self, configuration: u64, exports: &[ExportSpec]) {
         self.change(|access| access.renew(configuration, exports));
     }
@@ -190,8 +190,8 @@ impl ExportAccess {
         Ok(Losses { closed, revoked: self.preview(access, None)? })
     }
 
-    /// Checks the list of an export that is about to be added or changed. Unless forced, refuses
-    /// a list that costs clients their access. Returns the exports that the list closes.
+    /// Checks the list of an export that is about to be added or changed. Unless forced, refuses a
+    /// list that makes clients lose access. Returns the exports that the list closes.
     pub(super) fn check_losses(
         &self,
         spec: &ExportSpec,
@@ -218,7 +218,7 @@ impl Changed {
     }
 }
 
-/// Extracts the losses from the answer to a request that takes paths from sessions.
+/// Extracts the losses from the answer to a request that ends paths of sessions.
 fn lost(answer: AdminReply) -> Option<Vec<Revoked>> {
     match answer {
         AdminReply::Revoked(revoked) => Some(revoked),

@@ -1,10 +1,10 @@
 //! Attempts to open failed exports, each on its own thread.
 //!
 //! A target may hang, for example a file on an NFS server that is down. The attempt to open it then
-//! delays no other export, only further attempts for the same target. A finished attempt keeps its
-//! result, and the opened target with it, until a thread that holds the export's turn takes it. A
-//! command or reload therefore never competes with the retry thread for the lock of a file: it
-//! joins the running attempt.
+//! delays only further attempts for the same target, and no other export. A finished attempt keeps
+//! its result, including the opened target, until a thread whose turn it is to change the export
+//! takes it. A command or reload therefore never competes with the retry thread for the lock of a
+//! file: it joins the running attempt.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::settings::{ExportSpec, Target};
 /// Result of an attempt.
 pub(super) type Opened = Result<Arc<Export>, OpenError>;
 
-/// An attempt with these settings.
+/// An attempt to open an export with these settings.
 #[derive(Debug)]
 struct Attempt {
     number: u64,
@@ -31,9 +31,9 @@ struct Attempt {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Latest attempt of each export, by name.
+    /// Latest attempt for each export, by name.
     latest: BTreeMap<String, Attempt>,
-    /// Targets of all threads, by the number of their attempt.
+    /// Targets of all threads, by attempt number.
     threads: BTreeMap<u64, Target>,
     count: u64,
     /// Whether the retry thread should check the failed exports again.
@@ -51,11 +51,11 @@ impl State {
     }
 }
 
-/// Attempts to open exports, at most one for each.
+/// Attempts to open exports, at most one per export.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Attempts {
     state: Mutex<State>,
-    /// Notified when an attempt ends, and to wake the retry thread.
+    /// Notified when an attempt ends and to wake the retry thread.
     ended: Condvar,
 }
 
@@ -81,7 +81,7 @@ impl Attempts {
         state.threads.insert(number, target);
         let abandoned = state.latest.insert(attempt.spec.name().to_owned(), attempt);
         drop(state);
-        // Closing the target that it has opened may take a long time.
+        // Closing the target that the attempt opened may take a long time.
         drop(abandoned);
         Ok(true)
     }
@@ -107,8 +107,8 @@ impl Attempts {
         self.ended.notify_all();
     }
 
-    /// Waits until an attempt with these settings has ended, and takes its result. None if the
-    /// attempt is still running, or if there is none.
+    /// Waits until an attempt with these settings has ended, and takes its result. Returns None if
+    /// the attempt is still running or there is none.
     pub(super) fn take(&self, spec: &ExportSpec, until: Instant) -> Option<Opened> {
         let mut state = self.state.lock();
         while state.of(spec)?.result.is_none() {
@@ -120,7 +120,7 @@ impl Attempts {
         state.latest.remove(spec.name())?.result
     }
 
-    /// Abandons the attempt of an export. A target that it has opened is closed.
+    /// Abandons the attempt for an export. If it has opened the target, the target is closed.
     pub(super) fn abandon(&self, name: &str) {
         let abandoned = self.state.lock().latest.remove(name);
         drop(abandoned);

@@ -1,5 +1,5 @@
-//! Changes to settings of exports. Some settings apply to an open export; for others the target is
-//! closed and reopened (`finish.rs`).
+//! Changes to export settings. Some settings can be applied to an open export; for others, the
+//! target is closed and reopened (`finish.rs`).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::export::{Export, Reserved};
 use crate::settings::ExportSpec;
 use crate::stats::Revoked;
 
-/// An export that is closed to be reopened with changed settings.
+/// An export that has been closed to be reopened with changed settings.
 pub(in crate::daemon) struct Closed {
     pub(super) entry: Entry,
     pub(super) spec: ExportSpec,
@@ -25,7 +25,7 @@ pub(in crate::daemon) struct Closed {
     pub(super) reserved: Reservation,
 }
 
-/// Name and access list of a temporarily closed export.
+/// The name and access list of a temporarily closed export.
 #[derive(Debug)]
 pub(super) struct Reservation {
     _name: Reserved,
@@ -35,25 +35,25 @@ pub(super) struct Reservation {
 /// Result of a change to settings.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Applied {
-    /// Losses of sessions from the changed access list; None if the settings matched already.
+    /// Access that sessions lost through the changed list; None if the settings were unchanged.
     pub(super) revoked: Option<Vec<Revoked>>,
-    /// Problems that did not keep the settings from being applied.
+    /// Problems that did not prevent the settings from being applied.
     pub(in crate::daemon) warnings: Vec<String>,
 }
 
 /// Result of the first step of a change to settings.
 pub(in crate::daemon) enum Begun {
-    /// The settings matched already.
+    /// The settings were already the same.
     Unchanged,
-    /// The settings apply.
+    /// The settings have been applied.
     Changed(Applied),
     Closed(Box<Closed>),
 }
 
 impl Exports {
     /// Applies changed settings to an export, like [`Self::begin_change`] followed by
-    /// [`Self::finish_changes`]. Other threads may check lists for losses as soon as the list of
-    /// the export has changed.
+    /// [`Self::finish_changes`]. Other threads may check lists for losses as soon as the export's
+    /// list has changed.
     pub(super) fn change(
         &self,
         entry: &Entry,
@@ -70,7 +70,7 @@ impl Exports {
         }
     }
 
-    /// Reserves the name and the access list of an export that is about to be closed and reopened,
+    /// Reserves the name and access list of an export that is about to be closed and reopened,
     /// until the result is dropped.
     pub(super) fn reserve(&self, entry: &Entry) -> Reservation {
         let name = entry.spec.name();

@@ -15,8 +15,8 @@ use crate::plan::{check_below, validate_export};
 use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::{ExportUser, Revoked, TRIES_AGAIN};
 
-/// Time for clients to learn over their paths that an export was removed, before paths that lose
-/// access because of the removal are closed.
+/// Time for clients to learn over their paths that an export has been removed, before paths that
+/// lose access because of the removal are closed.
 const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
 
 /// An export to be changed.
@@ -165,7 +165,7 @@ impl ExportCommands {
         Ok(Changed { needs_force, ..changed })
     }
 
-    /// Access that clients would lose through the changed list of an export.
+    /// Access that clients would lose through an export's changed list.
     fn losses_by(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<Losses, String> {
         if before.access == spec.access {
             return Ok(Losses::default());
@@ -245,7 +245,7 @@ impl ExportCommands {
         if let Found::Served(entry) = &found
             && !entry.stays_open(&spec)
         {
-            // The file may have been deleted since the last examination.
+            // The file may have been deleted since it was last examined.
             self.exports.targets.examine(name);
         }
         let checking_losses = self.exports.access.begin_check();
@@ -269,7 +269,7 @@ impl ExportCommands {
         Ok(changed)
     }
 
-    /// Result of a command on an export, with the losses of clients if it changed.
+    /// Result of a command on an export, with what clients lost if it changed.
     fn changed(&self, spec: &ExportSpec, losses: Option<Losses>) -> Changed {
         let warnings = rule_warnings(&self.set, &spec.access);
         let (export, changed) = (spec.name().to_owned(), losses.is_some());
@@ -277,7 +277,7 @@ impl ExportCommands {
         Changed { export, changed, warnings, losses, needs_force: false, saved: None }
     }
 
-    /// Records that a command drains the server, or the reason why it does not.
+    /// Records that a command drains the server, or why it does not.
     pub(crate) fn record_drain(&self, why_not: Option<&str>) {
         let result = if why_not.is_some() { AuditResult::Refused } else { AuditResult::Ok };
         let reason = why_not.map(str::to_owned);
@@ -323,7 +323,7 @@ fn check_settings(spec: &mut ExportSpec, search_path: &SearchSpec) -> Result<(),
     checked.map_err(|error| error.chain().to_string())
 }
 
-/// Result of the removal of an export that these sessions had open.
+/// Result of removing an export that these sessions had open.
 fn removed(name: &str, users: Vec<ExportUser>, revoked: Vec<Revoked>) -> Removed {
     let name_of = |user: &ExportUser| user.name.clone().unwrap_or_else(|| user.session.clone());
     Removed {

@@ -9,7 +9,7 @@ use super::last_copy::last_copy;
 use crate::export::Export;
 use crate::settings::{ExportSpec, Target};
 
-/// An export that the configuration or a command has named.
+/// An export named by the configuration or by a command.
 #[derive(Clone, Debug)]
 pub(in crate::daemon) struct Entry {
     pub(in crate::daemon) spec: ExportSpec,
@@ -67,7 +67,7 @@ impl Entry {
         }
     }
 
-    /// Refuses to reopen memory, whose content would be lost.
+    /// Refuses to reopen a memory export, whose content would be lost.
     pub(super) fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
         if !matches!(self.spec.target, Target::Memory(_)) {
             return Ok(());
@@ -82,8 +82,8 @@ impl Entry {
         Err(format!("export {name:?} would lose its memory; {hint}"))
     }
 
-    /// Returns why the export should not be closed, if that would lose its content as far as is
-    /// known without examining its target.
+    /// Returns why the export should not be closed, if closing it would lose its content, as far as
+    /// is known without examining its target.
     pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
         self.export.upgrade().and_then(|export| last_copy(&export))
     }
@@ -118,7 +118,7 @@ impl Entries {
     /// All exports, without their current access lists.
     pub(super) fn all(&self) -> BTreeMap<String, Entry> {
         let mut state = self.0.lock();
-        // Drops entries of exports whose removal ended after its command had timed out.
+        // Drops the entries of exports whose removal completed after the command had timed out.
         state.published.retain(|_, entry| entry.export.strong_count() > 0);
         state.published.clone()
     }
@@ -140,7 +140,7 @@ impl Entries {
     }
 
     /// Records that an export is about to be closed and reopened, or to be added, until the result
-    /// is dropped. One thread at a time changes an export.
+    /// is dropped. Only one thread at a time changes an export.
     pub(in crate::daemon) fn unpublished(&self, name: &str, configured: bool) -> Unpublished {
         self.0.lock().unpublished.insert(name.to_owned(), configured);
         Unpublished { state: Arc::clone(&self.0), name: name.to_owned() }
@@ -165,7 +165,7 @@ impl Entries {
         }
     }
 
-    /// Records a changed size, which is part of the target of memory.
+    /// Records a changed size, which for memory is part of the target.
     pub(in crate::daemon) fn note_size(&self, name: &str, size: u64) {
         if let Some(entry) = self.0.lock().published.get_mut(name)
             && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target

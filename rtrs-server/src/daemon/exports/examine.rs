@@ -10,10 +10,10 @@ use rtrs_core::time::Duration;
 use super::last_copy::last_copy;
 use crate::export::{Export, ExportTable};
 
-/// Maximum time to examine the target of a path, needed because file systems can hang.
+/// Maximum time to examine the target of a path; limited because file systems can hang.
 pub(super) const LOOK_MAX: Duration = Duration::from_millis(500);
-/// Maximum time to examine a file that may have been deleted, before its export is closed. A
-/// different target that hangs can delay an examination by a second.
+/// Maximum time to examine a file that may have been deleted, before its export is closed. Another
+/// target that hangs can delay an examination by a second.
 const LOOK_BEFORE_CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Examines the targets of the exports in a table.
@@ -45,12 +45,12 @@ impl TargetExaminer {
         self.0.all().into_iter().map(|(_, export)| export).collect()
     }
 
-    /// Returns why an export should not be closed, if closing it would lose its content.
+    /// Returns why an export should not be closed, if closing it would lose its contents.
     pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
         last_copy(&*self.examine(name)?)
     }
 
-    /// Returns why the server should not exit, if exiting would lose the content of exports.
+    /// Returns why the server should not exit, if exiting would lose the contents of exports.
     pub(in crate::daemon) fn last_copies(&self) -> Option<String> {
         self.examine_all();
         let all: Vec<_> = self.0.all().iter().filter_map(|(_, export)| last_copy(export)).collect();
@@ -58,8 +58,8 @@ impl TargetExaminer {
     }
 }
 
-/// Examines the targets of exports, and waits up to `within` for the results. Returns whether the
-/// result is known for each.
+/// Examines the targets of exports, and waits up to `within` for the results. Returns, for each,
+/// whether the result is known.
 pub(super) fn examine(exports: &[Arc<Export>], within: Duration) -> Vec<bool> {
     let looks: Vec<_> =
         exports.iter().map(|export| (export, export.source.examine_name())).collect();

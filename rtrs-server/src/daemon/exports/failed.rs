@@ -1,4 +1,4 @@
-//! Exports of the configuration that could not be opened, with their reasons and the times of the
+//! Exports of the configuration that could not be opened, with the reasons and the times of the
 //! next attempts.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between attempts.
 const DELAY_MAX: Duration = Duration::from_secs(30);
-/// Maximum time between checks of whether another program still holds an image.
+/// Maximum time between checks whether another program still holds an image.
 const HELD_DELAY_MAX: Duration = Duration::from_secs(60);
 /// Time after which an image that its holder has released must still be free.
 const STILL_FREE: Duration = Duration::from_secs(10);
@@ -92,14 +92,14 @@ fn snapshot(name: &str, backing: String, why: String) -> ExportSnapshot {
     }
 }
 
-/// Link in `exports-dir` that leads nowhere, so that its exports are not known.
+/// Dangling link in `exports-dir`, whose exports are therefore unknown.
 #[derive(Debug)]
 struct Unread {
     link: PathBuf,
     why: String,
 }
 
-/// Failed exports by name. The export table knows their names.
+/// Failed exports by name. Their names are also in the export table.
 #[derive(Debug)]
 pub(super) struct FailedExports {
     table: Arc<ExportTable>,
@@ -219,7 +219,7 @@ impl FailedExports {
         self.all.lock().get(spec.name()).is_some_and(|failed| failed.spec == *spec)
     }
 
-    /// Exports whose next attempt, or the report of one that hangs, is due, with the reasons of
+    /// Exports whose next attempt, or the report of one that hangs, is due, with the reasons for
     /// their failures.
     pub(super) fn due(&self, now: Instant) -> Vec<(ExportSpec, OpenError)> {
         let all = self.all.lock();
@@ -227,7 +227,7 @@ impl FailedExports {
         due.map(|failed| (failed.spec.clone(), failed.why.clone())).collect()
     }
 
-    /// Time until the next attempt; `None` without failed exports.
+    /// Time until the next attempt; `None` if there are no failed exports.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let all = self.all.lock();
         let next = all.values().map(|failed| failed.next).min()?;

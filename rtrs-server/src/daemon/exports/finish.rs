@@ -1,5 +1,5 @@
-//! Second half of changes that close exports: each export is reopened as soon as its former target
-//! is released, so an export whose target hangs delays no other.
+//! Second half of changes that close exports: each export is reopened as soon as its old target is
+//! released, so an export whose target hangs delays no others.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -20,10 +20,10 @@ use crate::stats::TRIES_AGAIN;
 /// Maximum number of exports that are opened at the same time.
 const AT_ONCE: usize = 64;
 
-/// Settings of a change, and its result or the reason for its failure.
+/// A change's settings, and its result or the reason why it failed.
 pub(in crate::daemon) type Finished = (ExportSpec, Result<Applied, String>);
 
-/// A closed export while it is reopened.
+/// A closed export that is being reopened.
 struct Change {
     entry: Entry,
     spec: ExportSpec,
@@ -58,8 +58,8 @@ impl Releases {
 }
 
 impl Exports {
-    /// Opens closed exports with their changed settings or, where that fails, with their old ones.
-    /// The server keeps retrying those that fail with both. Returns the settings and the result of
+    /// Opens closed exports with their changed settings or, if that fails, with their old ones. The
+    /// server keeps retrying exports that fail with both. Returns the settings and the result of
     /// each change.
     pub(in crate::daemon) fn finish_changes(&self, all: Vec<Closed>) -> Vec<Finished> {
         self.finish_within(all, RELEASE_MAX)
@@ -77,7 +77,7 @@ impl Exports {
         thread::scope(|scope| {
             for _ in 0..all.len().min(AT_ONCE) {
                 let named = thread::Builder::new().name("export-change".into());
-                // If no thread starts, this thread finishes the changes after the releases.
+                // If no thread can be started, this one finishes the changes after the releases.
                 let _ = named.spawn_scoped(scope, || finisher.run());
             }
             finisher.release(all, release_max, &ready);
@@ -94,7 +94,7 @@ impl Exports {
 struct Finisher<'a> {
     exports: &'a Exports,
     releases: Releases,
-    /// Changes whose exports are released, with their numbers.
+    /// Changes whose exports have been released, with their numbers.
     queue: Mutex<Receiver<(usize, Change)>>,
     results: Mutex<Vec<(usize, Finished)>>,
 }
@@ -173,7 +173,7 @@ impl Finisher<'_> {
     }
 
     /// Reopens an export with its old settings after its change has failed. Returns why the change
-    /// failed, and what became of the export.
+    /// failed, and what happened to the export.
     fn reopen_unchanged(&self, change: &mut Change, why: &str) -> String {
         let Entry { spec, configured, .. } = &change.entry;
         let opened = self.open_target(spec);

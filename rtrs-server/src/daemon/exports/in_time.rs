@@ -1,4 +1,4 @@
-//! Work on a target that may hang, such as a file on an NFS server that is down, with a time limit.
+//! Work with a time limit on targets that may hang, such as a file on an NFS server that is down.
 
 use std::sync::mpsc;
 use std::thread;
@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use super::failed::{ATTEMPT_MAX, HANGS};
 
-/// Maximum number of targets that are worked on at the same time.
+/// Maximum number of targets worked on at once.
 const AT_ONCE: usize = 64;
 
 /// Runs work on a thread of its own, and returns its result. A result that arrives after the time
-/// limit of an attempt is dropped, along with any target that was opened.
+/// limit is dropped, along with any target that was opened.
 ///
 /// # Errors
 /// Returns an error if the work takes too long, or if no thread can be started.
@@ -20,7 +20,7 @@ pub(super) fn in_time<T: Send + 'static, E: From<String> + Send + 'static>(
     begin(work)?.end(Instant::now() + ATTEMPT_MAX)
 }
 
-/// Runs work like [`in_time`] for all items, for up to [`AT_ONCE`] of them at the same time.
+/// Runs work like [`in_time`] for all items, up to [`AT_ONCE`] of them at once.
 pub(super) fn all_in_time<I, T, E>(
     items: &[I],
     work: impl Fn(I) -> Result<T, E> + Clone + Send + 'static,
@@ -93,7 +93,7 @@ mod tests {
         let (let_go, hanging) = mpsc::channel::<()>();
         let hanging = Arc::new(parking_lot::Mutex::new(hanging));
         let all = all_in_time(&[1, 2, 3, 4], move |n| match n {
-            // Both hang at the same time, so the limit elapses only once.
+            // Both hang at the same time, so the time limit passes only once.
             2 | 4 => Err(hanging.lock().recv().unwrap_err().to_string()),
             _ => Ok(n),
         });

@@ -1,10 +1,10 @@
 //! Deleted files that only the server still holds: their content is lost when the export is closed.
 //!
 //! Commands that would close such a file refuse to without `--force`, and explain how to copy it.
-//! If the file was deleted before anything took its path, no reload and no reopening closes it
-//! unless forced: the path may lead to anything by then. A file that was replaced by another (`mv
-//! new.img vol.img`) is closed once no session has it open, because the replacement has already
-//! discarded its content.
+//! If the file was deleted before anything else appeared at its path, no reload or reopening closes
+//! it unless forced: by then the path may lead to anything. A file that was replaced by another
+//! (`mv new.img vol.img`) is closed once no session has it open, because the replacement has
+//! already discarded its content.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +17,7 @@ use crate::export::Export;
 pub(in crate::daemon) const LAST_COPY_HINT: &str = ", or use --force";
 
 /// Returns why an export should not be closed, if it holds the only copy of its content, or if that
-/// is unknown. The caller has examined the target.
+/// is unknown. The caller must have examined the target.
 pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;
     if export.source.is_deleted() {
@@ -44,7 +44,7 @@ pub(super) fn orphan(export: &Export) -> String {
     )
 }
 
-/// Explains how to copy the deleted file of an export.
+/// Explains how to copy an export's deleted file.
 fn how_to_copy(export: &Export) -> String {
     let pid = std::process::id();
     let number = export.file.and_then(|file| descriptor(Path::new("/proc/self/fd"), file));
@@ -55,8 +55,8 @@ fn how_to_copy(export: &Export) -> String {
     format!("copy it through a client, or with `cp --sparse=always {from} FILE`, first")
 }
 
-/// Number of a descriptor of a deleted file, from the directory of descriptors in /proc. Several
-/// deleted files may have had the same path.
+/// Returns the number of a descriptor of a deleted file, from the directory of descriptors in
+/// /proc. Several deleted files may have had the same path.
 fn descriptor(all: &Path, file: FileId) -> Option<String> {
     let is_wanted = |entry: &fs::DirEntry| {
         let path = entry.path();

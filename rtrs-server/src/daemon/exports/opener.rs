@@ -50,7 +50,7 @@ pub(in crate::daemon) struct Opener {
     past: Mutex<BTreeMap<ExportId, u64>>,
     /// Closed exports whose requests are still running.
     closing: Mutex<Vec<Closing>>,
-    /// Attempts to open failed exports, and those that the startup did not wait for.
+    /// Attempts to open failed exports, and those that startup did not wait for.
     pub(super) attempts: Arc<Attempts>,
 }
 
@@ -119,8 +119,8 @@ impl Opener {
         })
     }
 
-    /// Refuses a target that nothing locks while requests of its former export are still running:
-    /// these must not take effect after later ones.
+    /// Refuses a target that nothing locks while requests of an earlier export of it are still
+    /// running: these must not take effect after later ones.
     fn check_closed(&self, spec: &ExportSpec) -> Result<(), Error> {
         if !matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)) {
             return Ok(());
@@ -198,7 +198,7 @@ impl Opener {
     }
 
     /// Begins to flush and close exports, each when the last of its requests has ended. Each result
-    /// has the number of its export.
+    /// includes the number of its export.
     ///
     /// # Errors
     /// If no thread can be started; the exports are closed without a flush.
@@ -229,7 +229,7 @@ impl Opener {
     /// operator.
     fn close(&self, export: &Export) -> Result<(), String> {
         let flushed = export.source.settle().map_err(|error| {
-            // The export is closed anyway; the log reports an epoch that is not saved.
+            // The export is closed anyway; the log reports an epoch that was not saved.
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
             tracing::error!(export = &**name, %error, "cannot flush a closed export");
@@ -283,8 +283,8 @@ pub(super) fn not_closed(export: &Export) -> String {
     )
 }
 
-/// Closes exports, each when no other references exist and on a thread of its own, because a flush
-/// may hang. Reports the results with the numbers of the exports, and logs exports that are late.
+/// Closes exports, each once no other references exist and on its own thread, because a flush may
+/// hang. Reports the results with the numbers of the exports, and logs exports that are late.
 fn release(
     mut exports: Vec<(usize, Arc<Export>)>,
     opener: &Arc<Opener>,
@@ -318,7 +318,7 @@ fn release(
     }
 }
 
-/// Closes an export without other references on a thread of its own, if one can be started.
+/// Closes an export that has no other references, on its own thread if one can be started.
 fn close_apart(
     at: usize,
     export: Arc<Export>,
@@ -333,7 +333,7 @@ fn close_apart(
     }
 }
 
-/// Closes an export, unless it is closed already.
+/// Closes an export, unless it is already closed.
 fn close_one(
     opener: &Opener,
     export: &Mutex<Option<(usize, Arc<Export>)>>,

@@ -1,13 +1,13 @@
 //! Further attempts to open failed exports.
 //!
 //! The server starts with what can be opened. A thread retries the other exports, each on a thread
-//! of its own ([`super::attempts`]), until the last of them is served or removed. Meanwhile, opens
-//! of these names are refused with ENOENT, as a kernel server refuses a missing device: attached
-//! clients wait, and `rtrs-client attach --retry-for` tries again.
+//! of its own ([`super::attempts`]), until the last of them is served or removed. In the meantime,
+//! opens of these names are refused with ENOENT, as a kernel server refuses a missing device:
+//! attached clients wait, and `rtrs-client attach --retry-for` tries again.
 //!
 //! An image that another program holds is only checked until it has been free for some time: a
-//! virtual machine that restarts briefly releases its image, and the server must not take it then.
-//! Commands and reloads open it immediately.
+//! virtual machine that restarts briefly releases its image, and the server must not take it at
+//! that moment. Commands and reloads open it immediately.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::plan::{check_below, check_export};
 use crate::settings::{ExportSpec, Target};
 use crate::stats::TRIES_AGAIN;
 
-/// Time that the retry thread waits for the turn of an export; then it tries again.
+/// Maximum time that the retry thread waits for an export's turn before it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Begins to open the target of a failed export, after the same checks as at startup. Returns false
@@ -68,7 +68,7 @@ fn open_checked(exports: &Exports) -> impl FnOnce(&ExportSpec) -> Opened + Send 
 enum Image {
     Held(OpenError),
     Free,
-    /// The state cannot be determined; the error of an open gives the reason.
+    /// The state cannot be determined; an attempt to open the image reports the reason.
     Unknown,
 }
 
@@ -95,7 +95,7 @@ fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> O
 }
 
 /// Opens and exports the target of a failed export with these settings, or records them with the
-/// reason for the failure. The caller holds the export's turn.
+/// reason for the failure. The caller must hold the export's turn.
 pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenError> {
     let until = Instant::now() + ATTEMPT_MAX;
     let begun = begin_attempt(exports, spec).map_err(OpenError::from);
@@ -105,9 +105,9 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
     })
 }
 
-/// Exports an opened target. The caller holds the export's turn.
+/// Exports an opened target. The caller must hold the export's turn.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
-    // A reload that adopts access lists finds the export in one of the two places.
+    // A reload that adopts access lists finds the export among the served or the failed ones.
     let checking_losses = exports.access.begin_check();
     exports.publish(spec, export, exports.failed.is_configured(spec.name()))?;
     exports.failed.remove(spec.name());
@@ -153,15 +153,15 @@ pub(in crate::daemon) fn note_failed(
     exports.attempts.wake();
 }
 
-/// Begins to open the failed exports whose next attempt is due, and exports those that are open.
-/// Returns the time until the next attempt, or `None` if no failed export is left.
+/// Begins to open the failed exports whose next attempt is due, and exports those that have been
+/// opened. Returns the time until the next attempt, or `None` if no failed export is left.
 pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
     for (spec, why) in exports.failed.due(Instant::now()) {
         if exports.attempts.is_running(&spec) {
             failed_again(exports, &spec, HANGS.into());
             continue;
         }
-        // A command or reload that holds the turn may await an attempt with other settings.
+        // A command or reload that holds the turn may be awaiting an attempt with other settings.
         let turn = exports.turns.of(spec.name(), Duration::ZERO);
         if turn.is_none() || !exports.failed.has(&spec) {
             exports.failed.postpone(&spec);
@@ -201,7 +201,7 @@ fn failed_again(exports: &Exports, spec: &ExportSpec, why: OpenError) {
     }
 }
 
-/// Removes failed exports. The caller holds the turn of all exports.
+/// Removes failed exports. The caller must hold the turn of all exports.
 pub(in crate::daemon) fn remove(exports: &Exports, names: Vec<String>, done: &mut Reloaded) {
     for name in names {
         exports.failed.remove(&name);
@@ -211,8 +211,8 @@ pub(in crate::daemon) fn remove(exports: &Exports, names: Vec<String>, done: &mu
     }
 }
 
-/// Immediately tries to open failed exports of a configuration. The caller holds the turn of all
-/// exports.
+/// Tries immediately to open failed exports of a configuration. The caller must hold the turn of
+/// all exports.
 pub(in crate::daemon) fn try_now(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) {
     // All attempts begin before the first is awaited: several targets may hang.
     let until = Instant::now() + ATTEMPT_MAX;
@@ -256,7 +256,7 @@ pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), Ope
     })
 }
 
-/// Failed exports that a configuration no longer names.
+/// Failed exports that a configuration no longer contains.
 pub(in crate::daemon) fn unwanted(exports: &Exports, wanted: &[ExportSpec]) -> Vec<String> {
     let mut left = exports.failed.specs_as(true);
     wanted.iter().for_each(|spec| drop(left.remove(spec.name())));
@@ -390,7 +390,7 @@ mod tests {
         let unlocked = ExportSpec { no_lock: true, ..rig.spec.clone() };
         let free = look_at_all(&[rig.spec.clone(), unlocked]);
         assert_eq!(free.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true]);
-        // A program started by another test briefly holds a copy of the descriptor.
+        // A program started by another test may briefly hold a copy of the descriptor.
         let let_go = |holder: File| {
             drop(holder);
             let end = Instant::now() + LONG;
@@ -401,7 +401,7 @@ mod tests {
         };
         let_go(holder);
         rig.try_again();
-        // A virtual machine that is restarted takes its image again.
+        // A virtual machine that is restarted locks its image again.
         let holder = hold();
         rig.try_again();
         let_go(holder);

@@ -1,4 +1,4 @@
-//! Access lists of a reload.
+//! Changes to access lists by a reload.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::engine::message::{AdminReply, AdminRequest};
 use crate::settings::{AccessRule, ExportSpec, Settings};
 
 impl Exports {
-    /// Adopts the access lists of a configuration, of which only the restrictions apply until
+    /// Adopts the access lists of a configuration; only their restrictions apply until
     /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
     /// configuration is available only to the sessions that have it open. Records the differences
     /// in `done`, and returns the number of the configuration.
@@ -35,8 +35,8 @@ impl Exports {
         number
     }
 
-    /// Applies the permissions of the configuration with that number to the exports that match it.
-    /// The caller holds the turn of all exports.
+    /// Grants the permissions in the configuration with that number for the exports that match it.
+    /// The caller must hold the turn of all exports.
     pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
         let entries = self.entries();
         let wanted: BTreeMap<&str, &ExportSpec> =
@@ -45,10 +45,10 @@ impl Exports {
             Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
             None => !entry.configured,
         };
-        // Done before the lists are locked, because it asks the control shard whether an export is
-        // in use.
+        // Done before the lists are locked, because it asks the control shard which exports are in
+        // use.
         let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
-        // A failed export gets its list before it is served.
+        // A failed export is given its list before it is served.
         let failed = self.failed.specs();
         let failed = failed.iter().filter(|(name, spec)| wanted.get(&***name) == Some(spec));
         let failed = failed.map(|(name, _)| &**name);
@@ -72,14 +72,14 @@ impl Exports {
     }
 
     /// Exports that a configuration does not name: access lists of those that commands have added,
-    /// and holders of those that leave the configuration.
+    /// and holders of those removed from the configuration.
     fn exports_besides(
         &self,
         set: &Settings,
     ) -> (BTreeMap<String, Vec<AccessRule>>, BTreeMap<String, Holders>) {
         let mut known = self.entries.names();
-        // An export that a change has closed may fail. A failed one may be opened before the next
-        // reload, so its list must not vanish either.
+        // An export that a change has closed may fail to reopen. A failed one may be opened before
+        // the next reload, so its list must be kept too.
         known.extend(self.failed.names());
         let lists = self.access.lists();
         let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
@@ -100,7 +100,7 @@ impl Exports {
             AdminReply::Holders(holders) => Some(holders),
             _ => None,
         });
-        // Clients that lose access must not benefit from a control shard that is busy.
+        // Clients that lose access must not benefit if the control shard is busy.
         asked.unwrap_or_else(|why| {
             tracing::warn!(
                 "exports that left the configuration admit no client: cannot ask which sessions \
@@ -111,7 +111,7 @@ impl Exports {
     }
 }
 
-/// Records how the lists of a reload differ from the previous lists.
+/// Records how the lists after a reload differ from the previous ones.
 fn record_changes(before: &ServerAccess, after: &ServerAccess, done: &mut Reloaded) {
     done.access_changed = before.changes_to(after);
     done.unlisted_changed = before.unlisted_change_to(after);

@@ -1,6 +1,6 @@
-//! Exports whose path leads to a file or device other than the open one, and read-only exports that
-//! still hold a writer's locks. Both are reopened when no session uses them: the new target is
-//! opened first, without delaying changes to other exports, and then replaces the old one.
+//! Exports whose path no longer leads to the open file or device, and read-only exports that still
+//! hold a writer's locks. Both are reopened when no session uses them: the new target is opened
+//! first, without delaying changes to other exports, and then replaces the old one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::export::{Export, Lookup};
 use crate::settings::Target;
 use crate::stats::TRIES_AGAIN;
 
-/// Maximum time that an open waits for a running change to its export.
+/// Maximum time that an open waits for a change to its export to finish.
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Reason why an export in use keeps its target.
@@ -26,7 +26,7 @@ const IN_USE: &str = "its path leads to another file or device, and sessions hav
                       open; what they write may be lost when the last session closes it: copy it \
                       through a client before that. The new one is exported afterwards";
 
-/// Reason why an export whose path leads nowhere keeps its target.
+/// Reason why an export whose path no longer exists keeps its target.
 const MISSING: &str = "its path leads nowhere; the open target is still exported, and if it was \
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
@@ -35,11 +35,11 @@ const MISSING: &str = "its path leads nowhere; the open target is still exported
 enum NotReplaced {
     /// The old target is still exported.
     Kept(String),
-    /// Neither is exported. The server keeps trying to open the path.
+    /// Neither target is exported. The server keeps trying to open the path.
     Failed(String),
 }
 
-/// Result of the comparison of an export with its path.
+/// Result of comparing an export with its path.
 enum Found {
     /// The target stays as it is.
     Stays(Followed),
@@ -50,7 +50,7 @@ impl Exports {
     /// Name of the export that has this file or device open for writing, if there is one.
     pub(super) fn holder_of(&self, target: &Target) -> Option<String> {
         let (opener, entries, target) = (Arc::clone(&self.opener), self.entries(), target.clone());
-        // Files can hang; the error then names no export.
+        // Accessing files can hang; in that case the error names no export.
         let found = in_time(move || {
             let id_of = |target: &Target| match target {
                 Target::Path(path) => opener.sources.target(path),
@@ -65,11 +65,11 @@ impl Exports {
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
-    /// leads elsewhere. If another change to the export takes too long, because the target hangs,
-    /// the open must be refused.
+    /// now leads elsewhere. If another change to the export takes too long, because the target
+    /// hangs, the open must be refused.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
-            // A running change may be about to publish this name again.
+            // A change in progress may be about to publish this name again.
             if self.table.lookup(name) == Lookup::Changing {
                 drop(self.turns.of(&String::from_utf8_lossy(name), OPEN_TURN_MAX));
             }
@@ -106,7 +106,7 @@ impl Exports {
         Examined::Outdated
     }
 
-    /// Names of the unused exports that are due to be reopened.
+    /// Returns the names of unused exports that are due to be reopened.
     pub(in crate::daemon) fn to_reopen(&self) -> Vec<String> {
         let all = self.table.all().into_iter().map(|(_, export)| export);
         let all = all.inspect(|export| export.note_orphan());
@@ -119,7 +119,7 @@ impl Exports {
             |name: &String| self.not_reopened.is_due(name, now) && self.turns.are_free_for(name);
         let mut due: Vec<_> = to_reopen.map(|export| export.name.clone()).filter(is_due).collect();
         if !due.is_empty() {
-            // If the control shard does not answer, the next check asks it again.
+            // If the control shard does not answer, the next check will ask again.
             let all = self.list_now().map(|list| list.exports).unwrap_or_default();
             let unused = all.iter().filter(|export| export.open_by.is_empty() && !export.found);
             let unused: BTreeSet<_> = unused.map(|export| &*export.name).collect();
@@ -128,8 +128,8 @@ impl Exports {
         due
     }
 
-    /// Reopens an export if that is due and no session uses it. A running change to the export does
-    /// so itself.
+    /// Reopens an export if that is due and no session uses it. Does nothing while a change is in
+    /// progress: the change does so itself.
     pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
         let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
         let _ = self.follow_all(&[name.to_owned()], false);
@@ -137,8 +137,8 @@ impl Exports {
     }
 
     /// Compares exports with their paths, and concurrently reopens those that were replaced and are
-    /// unused. Unless forced, keeps a file that was deleted before anything took its path. The
-    /// caller holds the turn of the exports.
+    /// unused. Unless forced, keeps a file that was deleted before something else appeared at its
+    /// path. The caller must hold the turn for these exports.
     pub(in crate::daemon) fn follow_all(&self, names: &[String], force: bool) -> Vec<Followed> {
         let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
         let specs = found.iter().filter_map(|found| match found {
@@ -194,7 +194,7 @@ impl Exports {
 
     /// Reopens an unused export that has become read-only, so that its writer locks are released: a
     /// virtual machine may then write to the file. An export whose path no longer leads to its file
-    /// stays as it is. The caller holds the export's turn.
+    /// stays as it is. The caller must hold the export's turn.
     pub(super) fn give_up_writer_locks(&self, name: &str) {
         let entry = self.entry(name).filter(Entry::keeps_writer_locks);
         let Some(entry) = entry.filter(|_| self.is_open(name) == Ok(false)) else { return };
@@ -230,7 +230,7 @@ impl Exports {
         opened.map(Some).map_err(|error| error.why)
     }
 
-    /// Returns the result that [`Self::follow_all`] would have for an export.
+    /// Returns the result that [`Self::follow_all`] would return for an export.
     pub(in crate::daemon) fn standing(&self, entry: &Entry) -> Followed {
         let Some(export) = entry.export.upgrade() else { return Followed::Same };
         match export.source.target_name() {
@@ -246,14 +246,14 @@ impl Exports {
     }
 
     /// Publishes an opened target in place of the old one, and waits up to `within` for the old
-    /// one's release. Errors in the release are logged.
+    /// one's release. Errors during the release are logged.
     fn reopen(
         &self,
         entry: &Entry,
         export: &Arc<Export>,
         within: Duration,
     ) -> Result<(), NotReplaced> {
-        // Opens wait until the export is back.
+        // Opens wait until the export is published again.
         let reserved = self.reserve(entry);
         let old = self.exchange(entry, export)?;
         drop(reserved);
@@ -267,7 +267,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Removes an export and adds another in its place. Returns the old one.
+    /// Replaces an export with another. Returns the old one.
     fn exchange(&self, entry: &Entry, export: &Arc<Export>) -> Result<Arc<Export>, NotReplaced> {
         let Entry { spec, configured, .. } = entry;
         let removed = self.unpublish(spec.name(), false);

@@ -1,10 +1,10 @@
-//! Opening of the exports when the server starts.
+//! Opens the exports when the server starts.
 //!
-//! All targets are opened at the same time, each on its own thread: a target that does not answer,
+//! All targets are opened at the same time, each on its own thread: a target that does not respond,
 //! for example a file on an NFS server that is down, does not delay the others. Once an export can
-//! be served, startup waits for the others only while they make progress. An attempt that is left
-//! behind continues, and the retry thread exports its target once it is open ([`super::recovery`]).
-//! If no attempt may be left behind, startup fails instead, after a longer time.
+//! be served, startup waits for the others only while they make progress. An attempt left behind
+//! continues, and the retry thread exports its target once it is open ([`super::recovery`]). If no
+//! attempt may be left behind, startup fails instead, after a longer time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use crate::settings::{ExportSpec, OnMissing, Settings, Target};
 const AT_ONCE: usize = 32;
 /// Time without progress after which further targets are opened, and interval between checks.
 const STALLED: Duration = Duration::from_secs(1);
-/// Time without progress after which startup continues with what is open.
+/// Time without progress after which startup continues with the exports that are open.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time without progress after which startup fails if no attempt may be left behind; added to the
 /// longest time that the settings allow a cluster or NBD server.
 const HANG_MAX: Duration = Duration::from_secs(30);
-/// Reason for an export whose target was left behind at startup.
+/// Reason reported for an export whose target was left behind at startup.
 const OPENING: &str = "its target does not answer yet; the server serves the other exports and \
                        keeps waiting";
 
@@ -60,7 +60,7 @@ impl Stalled {
         }
     }
 
-    /// Returns the exports that are left behind; fails if none may be.
+    /// Returns the exports left behind; fails if none may be.
     fn leave(self, left: Vec<&ExportSpec>) -> Result<Vec<(ExportSpec, OpenError)>, Error> {
         if self == Self::Left || left.is_empty() {
             return Ok(left.into_iter().map(|spec| (spec.clone(), OPENING.into())).collect());
@@ -75,13 +75,13 @@ impl Stalled {
     }
 }
 
-/// Time after which a target counts as hanging.
+/// Time without progress after which startup fails.
 fn hang_max(specs: &[ExportSpec]) -> Duration {
     let remote = specs.iter().filter(|spec| matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)));
     HANG_MAX + remote.map(|spec| spec.connect_timeout.get()).max().unwrap_or_default()
 }
 
-/// Opens the exports of the settings.
+/// Opens the configured exports.
 ///
 /// # Errors
 /// Those of [`Partial::enough`], and [`ErrorKind::Export`] for refused targets.
@@ -181,7 +181,7 @@ mod tests {
         let specs = specs(3 * AT_ONCE);
         let (release, held) = mpsc::channel::<()>();
         let held = Arc::new(parking_lot::Mutex::new(held));
-        // More targets hang than are opened at the same time.
+        // More targets hang than may be opened at once.
         let hangs = |spec: &ExportSpec| {
             specs[..AT_ONCE + 1].iter().any(|other| other.name() == spec.name())
         };

@@ -1,5 +1,5 @@
-//! Tests of clients whose certificates or keys are no longer accepted, of epochs, and of exports
-//! whose file was deleted or replaced.
+//! Tests of clients whose certificates or keys are no longer accepted, epochs, and exports whose
+//! file was deleted or replaced.
 
 mod meanwhile;
 
@@ -93,7 +93,7 @@ fn an_access_change_disconnects_clients_with_invalid_credentials() {
     shard.join().unwrap();
 }
 
-/// A client that knows an epoch must not see it again when the file is reached by a different path.
+/// A client that knows an epoch must not see it again when the file is opened by a different path.
 #[test]
 fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     let dir = std::env::temp_dir().join(format!("rtrs-exports-{}-paths", std::process::id()));
@@ -104,7 +104,7 @@ fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     std::os::unix::fs::symlink("../vol", &paths[2]).unwrap();
     std::fs::hard_link(&paths[0], &paths[3]).unwrap();
     let mut number = None;
-    // Each iteration is a server that is killed at the end.
+    // Each iteration represents a server that is then killed.
     for (path, name) in paths.iter().zip(["vol", "vol", "other", "vol"]) {
         let state = Arc::new(StateDir::open(Some(&dir.join("state")), None));
         let opener = Opener::new(Sources::system(), state);
@@ -118,7 +118,7 @@ fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A deleted file that was replaced by a different one, as an examination reveals.
+/// A deleted file that was replaced by another, as an examination reveals.
 #[derive(Debug)]
 struct Deleted {
     memory: MemorySource,
@@ -158,7 +158,7 @@ struct Shard {
     on_check: Box<dyn FnMut() + Send>,
     /// Called when an export has been removed.
     on_remove: Box<dyn FnMut() + Send>,
-    /// Called when the exports are listed, before the answer.
+    /// Called when the exports are listed, before the answer is sent.
     on_list: Box<dyn FnMut() + Send>,
 }
 
@@ -288,7 +288,7 @@ impl BlockSource for Broken {
     }
 }
 
-/// A file for exports, in a directory of its own.
+/// A file to export, in its own directory.
 fn file(name: &str) -> (TestDir, PathBuf) {
     let dir = TestDir::new(name);
     let path = dir.0.join("vol.img");
@@ -330,7 +330,7 @@ fn an_export_whose_file_system_does_not_answer_is_closed_only_by_force() {
     });
 }
 
-/// With a search path, a client would otherwise get the file of that name there.
+/// With a search path, a client would otherwise find the file of that name there.
 #[test]
 fn a_name_stays_reserved_while_its_export_is_changed() {
     let (_dir, path) = file("exports-reserved");
@@ -357,7 +357,7 @@ fn the_second_of_two_commands_that_add_an_export_changes_nothing() {
         let spec = |who: &str| -> ExportSpec {
             format!("x=null:1M,access=anyone@{who}:rw").parse().unwrap()
         };
-        // Both have opened the target before either is published.
+        // Both open the target before either is published.
         let [first, second] = ["10.1.1.1", "10.2.2.2"].map(spec);
         let opened = [&first, &second].map(|spec| exports.opener.open_shared(spec).unwrap());
         commands.add_opened(&first, &opened[0], true).unwrap();
@@ -410,7 +410,7 @@ fn a_list_includes_an_export_opened_in_the_meantime() {
 fn an_export_that_a_reload_has_closed_is_retried() {
     let (dir, path) = file("exports-reload");
     with_reload(false, &path, |rig, settings| {
-        // The path leads to a file that another program has locked.
+        // The path now leads to a file that another program has locked.
         std::fs::rename(&path, dir.0.join("old.img")).unwrap();
         std::fs::write(&path, [0; 8192]).unwrap();
         let holder = std::fs::File::open(&path).unwrap();
@@ -433,7 +433,7 @@ fn an_export_in_use_that_a_reload_cannot_rename_is_retried() {
     });
 }
 
-/// The regular examination may have run before the file was deleted.
+/// The periodic examination may have run before the file was deleted.
 #[test]
 fn changed_options_close_a_just_deleted_file_only_if_forced() {
     let file = std::env::temp_dir().join(format!("rtrs-exports-{}-set", std::process::id()));
@@ -463,7 +463,7 @@ fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
 #[test]
 fn a_change_to_an_export_delays_no_other_export() {
     with_deleted(Path::new("/nonexistent/vol"), |exports| {
-        // Held for the whole test: anything that waits for this turn waits in vain.
+        // Held for the whole test: anything that waits for this turn waits forever.
         let _turn = exports.turns.begin("other").unwrap();
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
         assert!(exports.turns.are_free_for("vol"));

@@ -1,4 +1,4 @@
-//! Turns, the locks for changes: an export is changed by one thread at a time, and by none while
+//! Turns, the locks for changes: only one thread at a time changes an export, and none while
 //! another thread changes all exports. Changes to different exports do not wait for each other,
 //! because each may take as long as its target does.
 
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::access_list::bare;
 use crate::settings::Settings;
 
-/// Maximum time that a change waits for another change: longer than a target may take to open.
+/// Maximum time that a change waits for another: longer than opening a target may take.
 const TURN_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Default)]
@@ -37,14 +37,14 @@ impl State {
 /// Turns of all threads that change exports.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Turns {
-    /// Whether the server has no exports that could change.
+    /// Whether the server has no exports to change.
     ping_only: bool,
     state: Mutex<State>,
     /// Notified when a turn ends.
     ended: Condvar,
 }
 
-/// The right to change one export, or all; released when dropped.
+/// The right to change one export or all of them; released when dropped.
 #[derive(Debug)]
 pub(in crate::daemon) struct Turn<'a> {
     turns: &'a Turns,
@@ -63,8 +63,8 @@ impl Turns {
         self.of_all(TURN_MAX).ok_or_else(still_running)
     }
 
-    /// Waits until all exports can be examined without changes. Changes do not wait for a preview
-    /// that has not begun.
+    /// Waits until all exports can be examined while none is changed. Changes do not wait for a
+    /// preview that has not begun.
     pub(in crate::daemon) fn begin_preview(&self) -> Result<Turn<'_>, String> {
         self.check()?;
         self.to_preview(TURN_MAX).ok_or_else(still_running)
@@ -109,7 +109,7 @@ impl Turns {
         if is_free {
             return Some(Turn { turns: self, name: None });
         }
-        // Other changes have waited for this turn.
+        // Other changes may have waited for this one.
         self.ended.notify_all();
         None
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns [`check`], which compares `always-invalidate` with the capabilities of this host's devices
 //! and logs the result for each portal. The decision is made for each path when it connects
-//! (`SessionParams::fresh_keys`), so devices that appear later are covered too. `portals.rs` calls
+//! (`SessionParams::fresh_keys`), so it also covers devices that appear later. `portals.rs` calls
 //! [`check`] before anything listens.
 
 use rtrs_core::fabric::rdma::{MemoryWindows, RdmaDevice};
@@ -11,7 +11,7 @@ use rtrs_core::settings::{AutoSwitch, Scheme};
 use super::Target;
 use crate::error::{Error, ErrorKind};
 
-/// Logs the capabilities of each RDMA portal. Drops automatic portals that do not meet the demand.
+/// Logs each RDMA portal's capabilities. Drops automatic portals that do not meet the demand.
 ///
 /// # Errors
 /// [`ErrorKind::Listen`] if fresh keys are demanded and no device of a portal has memory windows.
@@ -135,7 +135,7 @@ mod tests {
         // The other device meets the demand, and TCP always does.
         let fine = vec![on(Scheme::Rdma, 2), on(Scheme::Tcp, 1)];
         assert_eq!(left(AutoSwitch::On, fine, &devices), Ok(2));
-        // A portal on all devices serves those that have windows.
+        // A portal on all devices serves the ones that have windows.
         assert_eq!(left(AutoSwitch::On, vec![everywhere(false)], &devices), Ok(1));
         left(AutoSwitch::On, vec![everywhere(false)], &devices[..1]).unwrap_err();
         // An automatic portal is dropped.
@@ -159,7 +159,7 @@ mod tests {
     fn a_portal_with_unknown_windows_is_not_refused() {
         let untried = device("rxe0", 1, MemoryWindows::Untried("its port has no address".into()));
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &[untried]), Ok(1));
-        // No device has the address yet: listening reports that.
+        // No device has the address yet: listening will report that.
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &[]), Ok(1));
         // Any of these devices may turn out to have the address.
         let devices = [device("ib0", 1, missing()), device("ib1", 2, MemoryWindows::Usable)];

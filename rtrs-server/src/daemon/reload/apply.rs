@@ -1,4 +1,4 @@
-//! Changes the exports to those of a configuration, or previews the changes.
+//! Changes the exports to match a configuration, or previews the changes.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ pub(super) struct Wanted {
     pub(super) exports: Vec<ExportSpec>,
     /// Whether the last copies of deleted files may be closed.
     pub(super) force: bool,
-    /// Handling of new exports that cannot be opened.
+    /// Action for new exports that cannot be opened.
     pub(super) on_missing: OnMissing,
 }
 
@@ -92,12 +92,12 @@ impl Missing {
     }
 }
 
-/// Changes the exports to the wanted ones. After an error, they remain unchanged.
+/// Changes the exports to match the wanted ones. On error, they remain unchanged.
 pub(super) fn apply(exports: &Exports, wanted: Wanted, done: &mut Reloaded) -> Result<(), String> {
     let Wanted { exports: wanted, force, on_missing } = wanted;
     let Difference { added, removed, changed, same, leaving, failed, unwanted } =
         Difference::new(exports, wanted);
-    // A later reload may adopt its access lists before they are published.
+    // A later reload may apply its access lists before they are published.
     let _lists: Vec<_> =
         added.iter().map(|spec| exports.entries.unpublished(spec.name(), true)).collect();
     let mut missing = Missing { on_missing, exports: Vec::new() };
@@ -119,7 +119,7 @@ pub(super) fn apply(exports: &Exports, wanted: Wanted, done: &mut Reloaded) -> R
     for (spec, opened) in later.iter().zip(exports.open_all(&later)) {
         match opened.and_then(|export| Ok(exports.publish(spec, &export, true)?)) {
             Ok(()) => done.added.push(spec.name().to_owned()),
-            // The export that had the target is already gone.
+            // The export that used the target is already gone.
             Err(why) => note_missing(exports, spec.clone(), why, done),
         }
     }
@@ -158,7 +158,7 @@ fn remove(exports: &Exports, names: Vec<String>, force: bool, done: &mut Reloade
 fn change(exports: &Exports, changed: Vec<(Entry, ExportSpec)>, force: bool, done: &mut Reloaded) {
     let mut closed = Vec::new();
     for (entry, mut spec) in changed {
-        // Already applied, and possibly by a later reload.
+        // Already applied, possibly by a later reload.
         spec.access.clone_from(&entry.spec.access);
         match exports.begin_change(&entry, &spec, force) {
             Ok(Begun::Closed(one)) => closed.push(*one),
@@ -235,7 +235,7 @@ pub(super) fn preview(
     Ok(())
 }
 
-/// Exports of a configuration whose targets were checked.
+/// Exports in a configuration whose targets were checked.
 struct Checked {
     added: Vec<ExportSpec>,
     changed: Vec<(Entry, ExportSpec)>,
@@ -269,7 +269,7 @@ fn checked(
     Ok(Checked { added, changed: usable })
 }
 
-/// Records a new export that cannot be opened, and has the server try again.
+/// Records a new export that cannot be opened, so that the server retries it.
 fn note_missing(exports: &Exports, spec: ExportSpec, why: OpenError, done: &mut Reloaded) {
     done.failed.push(failed_to_add(&spec, &why));
     recovery::note_failed(exports, spec, true, why);

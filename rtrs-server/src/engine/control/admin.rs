@@ -2,10 +2,10 @@
 //!
 //! A path that was ended reconnects if its client wants to; that is the purpose of `disconnect`. An
 //! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. The
-//! session's name is available immediately. Its exports are released only when none of its requests
-//! is running: a write on which the backend is still working must not land after those of a session
-//! that takes over the export. Nothing here waits for a backend. This code runs on the control
-//! shard.
+//! session's name is available immediately. Its exports are released only once none of its requests
+//! is running: a write on which the backend is still working must not take effect after those of a
+//! session that takes over the export. Nothing here waits for a backend. This code runs on the
+//! control shard.
 
 use std::collections::VecDeque;
 
@@ -54,7 +54,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Answer to the command.
+    /// Returns the answer to the command.
     pub(super) fn answer(&self) -> AdminReply {
         let paths = self.paths.iter().map(|key| key.0).collect();
         AdminReply::Ended { session: self.session.to_string(), paths }

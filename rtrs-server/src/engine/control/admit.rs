@@ -1,6 +1,6 @@
-//! Admission of connections: from the bytes of CON_REQ to membership in a path, or a refusal.
+//! Admission of connections: from the bytes of CON_REQ to joining a path, or a refusal.
 //!
-//! [`admit`] reads from top to bottom. The order of the checks decides what a client learns: a
+//! [`admit`] reads from top to bottom. The order of the checks determines what a client learns: a
 //! client without access learns nothing else, and no session or path is closed for a connection
 //! that an earlier check refuses. The checks themselves are in `permission.rs` (access), `limiter`
 //! (limits for clients that have proved nothing), `connect.rs` (paths and memory) and `path.rs`
@@ -81,7 +81,7 @@ fn admit(
     check_server(control, id)?;
     let yielding = paths_that_yield(control, attempt, ctx)?;
     check_session_exists(&conn, &control.registry)?;
-    // Checked before room is made: a refused connection costs no other session anything.
+    // Checked before making room, so that a refused connection costs no other session anything.
     check_path(control, attempt, ctx)?;
     make_room(control, candidate, ctx)?;
 
@@ -89,7 +89,7 @@ fn admit(
     let Control { registry, limiter, connector, .. } = control;
     let (key, deadline) = connector.path_of(attempt, Tables { registry, limiter }, ctx)?;
     control.registry.arm(key, deadline);
-    // The other paths are closed only now: the new path could have been refused until here, and
+    // The other paths are closed only now: until here, the new path could have been refused, and
     // they would have been closed for nothing.
     for other in yielding {
         control.log.refused.count("strangers-ended");

@@ -1,14 +1,14 @@
 //! CHANGED on one path: selects the devices that the client must reopen.
 //!
-//! The client's posted receives limit what may be sent: at most one CHANGED per device is
+//! The client's posted receives limit what may be sent: at most one CHANGED per device may be
 //! unanswered, and at most [`UNANSWERED_MAX`] overall. An OPEN of the device over the path, refused
-//! or not, is the answer. It reports the current size, so a device that changes again before that
-//! needs no second CHANGED. Devices beyond the limit are announced when there is room, in ID order:
-//! only the first of them is stored, so a client that never answers uses no more memory.
+//! or not, is the answer. Its response reports the current size, so a device that changes again
+//! before that needs no second CHANGED. Devices beyond the limit are announced when there is room,
+//! in ID order. Only the first is stored, so a client that never answers takes up no more memory.
 
 use crate::engine::device_table::DeviceId;
 
-/// Maximum number of unanswered CHANGED on a path. The client has posted this many receives.
+/// Maximum number of unanswered CHANGED on a path; the client has posted this many receives.
 pub(super) const UNANSWERED_MAX: usize = 8;
 
 /// Announcements on a path.
@@ -44,7 +44,7 @@ impl Announcer {
                 return None;
             }
             self.behind = Some(DeviceId(next.0 + 1));
-            // The answer to this OPEN reports the current state.
+            // The response to this OPEN reports the current state.
             if let Some(due) = Some(next).filter(|next| *next != device) {
                 let due = self.changed(due);
                 if due.is_some() {

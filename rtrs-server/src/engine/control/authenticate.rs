@@ -1,11 +1,10 @@
-//! Results of CHALLENGE and AUTH (`proofs.rs`): authentication of clients, separately for each
-//! path.
+//! Results of CHALLENGE and AUTH (`proofs.rs`): clients authenticate separately on each path.
 //!
 //! The [`Authenticator`](crate::engine::authenticator) creates and verifies signatures, and its
-//! results arrive as messages. A proof is checked against the access lists and keys at the time
-//! when it is admitted, as for a TLS connection. A reconnecting path replaces its predecessor once
-//! it has authenticated. The answer to its AUTH waits until the shards have stopped serving the
-//! predecessor, and so acts as a fence, like the answer to any reconnecting path.
+//! results arrive as messages. A proof is checked against the access lists and keys when it is
+//! admitted, as for a TLS connection. A reconnecting path replaces its predecessor once it has
+//! authenticated. The answer to its AUTH waits until the shards have stopped serving the
+//! predecessor, and thus acts as a fence, like the answer to any reconnecting path.
 
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ use crate::engine::message::{ControlAnswer, ReplyTo};
 use crate::path::{PathEnd, PathKey};
 
 impl Control {
-    /// Processes the result of a signature operation, unless its path has since ended.
+    /// Processes the result of a signature operation, unless its path has ended since.
     pub(super) fn proof_done(&mut self, done: ProofDone, ctx: &mut Ctx<'_>) {
         let ProofDone { reply_to, result } = done;
         let key = reply_to.path;
@@ -49,7 +48,7 @@ impl Control {
         }
     }
 
-    /// Refuses a proof. `who` is the proved identity, if any.
+    /// Refuses a proof. `who` is the proven identity, if any.
     fn refuse_proof(&mut self, reply_to: ReplyTo, who: &Who, refusal: &Refusal, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(reply_to.path) else { return };
         let peer = path.shared().origin.peer;
@@ -67,7 +66,7 @@ impl Control {
         reply_to.answer(ControlAnswer::Refused(errno), ctx.out);
     }
 
-    /// Checks whether the proved client may use this path.
+    /// Checks whether the authenticated client may use this path.
     fn admit_proof(&self, key: PathKey, identity: &PeerIdentity) -> Result<(), Refusal> {
         let path = self.registry.path(key).ok_or(Refusal::PathExists)?;
         let id = path.shared().session.id;
@@ -76,7 +75,7 @@ impl Control {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(id)));
         }
         check_proof(&self.exports, identity, client, id, &self.registry)?;
-        // The session began with other limits while its client was unknown.
+        // The session began with other limits, while its client was unknown.
         let session = self.registry.session(id).ok_or(Refusal::PathExists)?;
         if session.shared().who().is_some() && !session.is_of(path) {
             return Err(Refusal::PathExists);

@@ -4,8 +4,8 @@
 //! and from the operator's commands. Requests are therefore queued here, and each turn serves up to
 //! [`TURN`] units of cost, one request per client in rotation; heartbeats, timers and commands are
 //! served first. A client is a session that has opened an export, or a source of sessions that have
-//! not. The queue is bounded by the queue depth of paths, because a request holds its permit until
-//! it is answered. The requests of a path are dropped with the path.
+//! not. The queue is bounded by the paths' queue depth, because a request holds its permit until it
+//! is answered. The requests of a path are dropped with the path.
 //!
 //! Connection requests and INFO_REQ are served immediately, but their cost counts: a turn that is
 //! full takes no more events.
@@ -28,7 +28,7 @@ pub(super) const TAKE: u32 = 1;
 /// Cost of a connection request, and of an INFO_REQ.
 pub(super) const CONNECT: u32 = 32;
 
-/// Cost of a request, apart from the part that depends on the number of exports.
+/// Cost of a request, excluding the part that depends on the number of exports.
 pub(super) fn cost(request: &ControlRequest) -> u32 {
     match request {
         ControlRequest::Open { .. } | ControlRequest::Discover { .. } => 64,
@@ -62,7 +62,7 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     queues: BTreeMap<Asker, VecDeque<Waiting>>,
-    /// Askers with queued requests, in the order of service.
+    /// Askers with queued requests, in service order.
     order: VecDeque<Asker>,
     /// Cost of the current turn so far.
     spent: u32,
@@ -87,15 +87,15 @@ impl Backlog {
         self.spent = 0;
     }
 
-    /// Queues a request of a client. A request of an ending path is dropped, because no new work of
-    /// the path may begin once that has been reported.
+    /// Queues a request from a client. A request from an ending path is dropped, because no new
+    /// work of the path may begin once its end has been reported.
     pub(super) fn put_off(&mut self, waiting: Waiting, registry: &mut Registry) {
         let from = waiting.reply_to.path;
         let examined = |request: &ControlRequest| match request {
             ControlRequest::Open { mode, .. } => mode.examined != Examined::No,
             _ => false,
         };
-        // Its export's target was examined on another thread; the path may have ended meanwhile.
+        // Its export's target was examined on another thread; the path may have ended since.
         if examined(&waiting.request) && registry.path(from).is_none() {
             return;
         }

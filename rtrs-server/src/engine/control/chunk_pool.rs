@@ -1,16 +1,16 @@
-//! Memory of former paths, cached for their session's next paths.
+//! Memory of paths that have ended, cached for new paths of their session.
 //!
 //! Mapping, pinning and registering the chunks of a path takes tens of milliseconds on devices that
 //! pin memory. A session with several paths survives the end of one, and its client reconnects that
 //! path. The path's memory is therefore kept: the mapping, and the registration if no peer ever
 //! held its key. Keys that a peer has held are never reused.
 //!
-//! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
-//! nothing more arrives or is read over them, and its block IO has ended
+//! Cached memory is unreachable. The path has ended: all its connections have been reported closed,
+//! so nothing more arrives or is read over them, and its block IO has ended
 //! (docs/explanation/fence.md, "Reused memory"). Cached memory never leaves its session, and paths
-//! and cached memory together never exceed the number of paths that the session had simultaneously.
-//! A path whose client must still authenticate takes only memory formerly used by its own address,
-//! and leaves none behind. Owned by the control shard.
+//! and cached memory together never exceed the number of paths that the session has had at one
+//! time. A path whose client must still authenticate takes only memory previously used by its own
+//! address, and leaves none behind. Owned by the control shard.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use rtrs_core::limits::Limits;
 use crate::path::chunks::{ChunkMemory, ChunkPool};
 use crate::path::{PathKey, PathShared};
 
-/// Memory of one former path.
+/// Memory of a path that has ended.
 #[derive(Debug)]
 pub(super) struct CachedChunks {
     /// Path that the memory belonged to.
@@ -39,7 +39,7 @@ pub(super) struct CachedChunks {
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
     list: Vec<CachedChunks>,
-    /// Maximum number of paths of known clients with chunks that the session had simultaneously.
+    /// Maximum number of paths of known clients with chunks that the session has had at one time.
     paths_max: usize,
 }
 
@@ -49,7 +49,7 @@ impl ChunkCache {
         self.paths_max = self.paths_max.max(live);
     }
 
-    /// Maximum number of paths with chunks that the session had simultaneously.
+    /// Maximum number of paths with chunks that the session has had at one time.
     pub(super) fn paths_max(&self) -> usize {
         self.paths_max
     }
@@ -59,7 +59,7 @@ impl ChunkCache {
         self.list.len()
     }
 
-    /// Caches the memory of a former path; `live` is the number of other paths with chunks and
+    /// Caches the memory of an ended path; `live` is the number of other paths with chunks and
     /// connections.
     pub(super) fn keep(&mut self, path: Arc<PathShared>, live: usize) {
         let Some(PathShared { key, origin, pd, messages, chunks, .. }) = alone(path) else {
@@ -83,8 +83,8 @@ impl ChunkCache {
         }
     }
 
-    /// Takes memory for a path over this provider; if `peer` is given, only memory formerly used by
-    /// a client at that address. Prefers memory whose domain `fits`, including its registration;
+    /// Takes memory for a path over this provider; if `peer` is given, only memory previously used
+    /// by a client at that address. Prefers memory whose domain `fits`, including its registration;
     /// otherwise returns memory without a registration.
     pub(super) fn take(
         &mut self,
@@ -131,7 +131,7 @@ impl ChunkCache {
         self.list.iter().any(|one| one.pd.is_removable())
     }
 
-    /// Frees the memory of a former path without caching it.
+    /// Frees the memory of an ended path without caching it.
     pub(super) fn free(path: Arc<PathShared>) {
         if let Some(PathShared { pd, messages, chunks, .. }) = alone(path) {
             pd.free_later(Box::new((chunks, messages)));
@@ -152,7 +152,7 @@ impl ChunkCache {
     }
 }
 
-/// Unwraps a former path from its last reference. The shards drop theirs before they report that
+/// Unwraps an ended path from its last reference. The shards drop theirs before they report that
 /// nothing of the path remains.
 fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     let key = path.key;

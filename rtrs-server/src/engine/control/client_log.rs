@@ -72,14 +72,14 @@ impl Asked {
 }
 
 impl Opener {
-    /// Client of a session that sends a request from this address.
+    /// Returns the client of a session that sends a request from `peer`.
     pub(super) fn of(session: SessionId, peer: SocketAddr, registry: &Registry) -> Self {
         let at = registry.session(session);
         let who = at.map(|at| at.shared().name_of_client()).unwrap_or_default();
         Self { name: at.and_then(Session::name), session, peer, who }
     }
 
-    /// Client of a path. An unproved path yields no name and no identity.
+    /// Returns the client of a path; an unproven path yields no name and no identity.
     pub(super) fn of_path(path: &Path, registry: &Registry) -> Self {
         let shared = path.shared();
         let of_session = Self::of(shared.session.id, shared.origin.peer, registry);
@@ -106,7 +106,7 @@ impl ClientLog {
         self.audit = audit;
     }
 
-    /// Records an event of a session other than an open.
+    /// Records a session event other than an open.
     pub(super) fn happened(&self, kind: AuditKind, client: &Opener, reason: Option<&str>) {
         self.audit.record(|| AuditEvent {
             reason: reason.map(str::to_owned),
@@ -157,8 +157,8 @@ impl ClientLog {
         self.limits.admit(now, (Source::of(peer.ip()), what, String::new()))
     }
 
-    /// Decides like [`Self::admit`] on a line that is also an audit event, and records the event or
-    /// holds it back. The connect of a client's session is recorded first.
+    /// Does the same as [`Self::admit`] for a line that is also an audit event, and records the
+    /// event or holds it back. The connect of a client's session is recorded first.
     fn admit_event(
         &mut self,
         now: Instant,
@@ -187,7 +187,7 @@ impl ClientLog {
         admitted
     }
 
-    /// Logs the number of suppressed lines for kinds without recent events. Returns whether there
+    /// Logs the number of suppressed lines for kinds without recent events. Returns true if there
     /// were any.
     pub(super) fn close(&mut self, now: Instant) -> bool {
         // Called in each turn; usually nothing is overdue.
@@ -308,7 +308,7 @@ impl ClientLog {
         tracing::warn!(%peer, reason = %refusal, left_out, "client authentication failed");
     }
 
-    /// Records the authentication of the client of a path of the session `name`.
+    /// Records that the client of the session `name` has authenticated on a path.
     pub(super) fn proved(&self, path: &PathShared, name: Name) {
         let (identity, peer) = (path.identity(), path.origin.peer);
         self.audit.record(|| AuditEvent {

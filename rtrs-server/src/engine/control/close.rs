@@ -1,12 +1,12 @@
-//! CLOSE: an export is released when no requests of the session remain there.
+//! CLOSE: an export is released once the session has no requests left there.
 //!
-//! The device ID is invalid from the moment of the close, so no new request begins there. Requests
-//! that the backend is executing continue, as do those that wait for it. Until the last such
-//! request has ended, the session keeps its right to the export, as an evicted session does: its
-//! writes must not land after those of the next session that opens the export. The close is
-//! answered at that point, as in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a
-//! client does not wait for it, its session remains until then. Each shard is asked once and
-//! answers when it has no more requests.
+//! The device ID becomes invalid immediately, so no new requests begin. Requests that the backend
+//! is executing continue, as do those waiting for it. Until the last such request has ended, the
+//! session keeps its right to the export, as an evicted session does: its writes must not land
+//! after those of the next session that opens the export. The close is answered at that point, as
+//! in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does not wait for it,
+//! its session remains until then. Each shard is asked once and answers when it has no more
+//! requests.
 
 use std::mem;
 
@@ -15,7 +15,7 @@ use rtrs_core::ids::{CoreIndex, SessionId};
 use crate::engine::message::{CloseNumber, Closed, Outbox, ReplyTo, ShardMessage};
 use crate::export::ExportIndex;
 
-/// A close that waits for requests.
+/// A close that is waiting for requests.
 #[derive(Debug)]
 pub(super) struct Closing {
     closed: Closed,
@@ -33,18 +33,18 @@ pub(super) struct Closings {
 }
 
 impl Closings {
-    /// Whether requests of a session that closed the export may still run there.
+    /// Whether a session that closed the export may still have requests running there.
     pub(super) fn contains(&self, session: SessionId, export: ExportIndex) -> bool {
         self.waiting.iter().any(|one| one.closed.session == session && one.closed.export == export)
     }
 
-    /// Exports that a session has closed and still holds.
+    /// Exports that a session has closed but still holds.
     pub(super) fn of(&self, session: SessionId) -> impl Iterator<Item = ExportIndex> {
         let mine = self.waiting.iter().filter(move |one| one.closed.session == session);
         mine.map(|one| one.closed.export)
     }
 
-    /// Removes and returns the exports that an ended session still held.
+    /// Removes and returns the exports that a session that has ended still held.
     pub(super) fn forget(&mut self, session: SessionId) -> Vec<ExportIndex> {
         let all = mem::take(&mut self.waiting);
         let (ended, rest) = all.into_iter().partition(|one| one.closed.session == session);
@@ -53,8 +53,8 @@ impl Closings {
         ended.iter().map(|one| one.closed.export).collect()
     }
 
-    /// Begins a close, after CLOSE or the removal of the export: asks every shard whether requests
-    /// of the session remain there.
+    /// Begins a close, after CLOSE or the removal of the export: asks every shard whether the
+    /// session has requests left there.
     pub(super) fn begin(
         &mut self,
         session: SessionId,

@@ -1,7 +1,7 @@
 //! Connection requests of clients: the checks, and the resources of a new path.
 //!
 //! On a device that pins memory, registering chunks takes too long for a shard
-//! (`Fabric::register_async`), so a different thread does it. Until then the path's connections
+//! (`Fabric::register_async`), so a different thread does it. Until it has, the path's connections
 //! wait unanswered, so that they can still be refused with the reason. Everything else continues,
 //! including the path's timeout; memory registered for a path that has ended is released. On other
 //! devices memory is available immediately.
@@ -77,7 +77,7 @@ impl Connector {
         self.memory.snapshot()
     }
 
-    /// Meter of the chunks of all paths whose clients are known.
+    /// Meter for the chunks of all paths whose clients are known.
     pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
         self.memory.meter()
     }
@@ -101,7 +101,7 @@ impl Connector {
         if paths.any(|path| path.is_named(conn) && path.is_connect(conn, peer)) {
             return Ok(None);
         }
-        // No path ends to admit a connection that would be refused for a different reason.
+        // Do not end a path for a connection that would be refused anyway, for another reason.
         check_session_exists(conn, registry)?;
         Self::check_path(attempt, registry)?;
         // Other devices commit memory when it is written.
@@ -125,9 +125,9 @@ impl Connector {
         }
     }
 
-    /// Checks whether a session with `paths` paths of known clients may have one more. The number
-    /// of paths that the session once had simultaneously is always permitted; further paths are
-    /// permitted only if all of the session's chunks fit into memory-max.
+    /// Checks whether a session with `paths` paths of known clients may have one more. A session is
+    /// always permitted as many paths as it has had at one time; further paths are permitted only
+    /// if all of the session's chunks fit into memory-max.
     pub(super) fn check_memory(
         &self,
         session: &Session,
@@ -328,7 +328,7 @@ impl Connector {
         let AsyncRegistration { id, pd, result, took } = made;
         let key = PathKey(id);
         let path = registry.path_mut(key);
-        // The client can continue from now on.
+        // The client can continue now.
         let deadline = ctx.now + self.params.handshake_timeout;
         // An ended path no longer waits.
         let held = path.and_then(|path| {

@@ -1,10 +1,10 @@
 //! DISCOVER: a client lists the exports that it may open, page by page.
 //!
-//! Only named exports are listed, because the files below a search path are unknown until they are
-//! opened. With access lists, only exports that the client may open are listed. They are determined
-//! once for each client, [`SLICE`] exports at a time, and cached until exports or access lists
-//! change: the cost of a page does not depend on the number of exports. The cached list only
-//! narrows the search; a page contains what its client may open when the page is created.
+//! Only named exports are listed, because files in a search path are unknown until they are opened.
+//! With access lists, only exports that the client may open are listed. They are determined once
+//! for each client, [`SLICE`] exports at a time, and cached until exports or access lists change:
+//! the cost of a page does not depend on the number of exports. The cached list only narrows the
+//! search; a page lists what its client may open at the time the page is created.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use super::registry::Registry;
 use crate::engine::message::ControlAnswer;
 use crate::export::{ExportIndex, ExportTable, bare};
 
-/// Number of exports that one step of a list visits.
+/// Number of exports that one step of building a list visits.
 pub(super) const SLICE: u16 = 128;
 /// Maximum number of cached lists.
 const LISTS_MAX: usize = 16;
@@ -28,7 +28,7 @@ const LISTS_MAX: usize = 16;
 /// may open the same exports. The session is part of the key if rules depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ClientKey {
-    /// Names, addresses and the interfaces of link-local addresses.
+    /// Names, addresses, and the interfaces of link-local addresses.
     paths: Vec<(Option<String>, IpAddr, u32)>,
     session: Option<SessionId>,
 }
@@ -39,7 +39,7 @@ struct List {
     client: ClientKey,
     /// Version of the exports and access lists that the list was built from.
     version: u64,
-    /// Exports in the order of their names.
+    /// Exports, in order of their names.
     exports: Vec<ExportIndex>,
 }
 
@@ -47,7 +47,7 @@ struct List {
 #[derive(Debug)]
 pub(super) struct Draft {
     list: List,
-    /// Name that was visited last.
+    /// Last name visited.
     from: Box<[u8]>,
 }
 
@@ -79,8 +79,8 @@ pub(super) struct Tables<'a> {
 }
 
 impl Lists {
-    /// Creates a page of as many exports as fit. If there is no list for the client yet, visits the
-    /// next [`SLICE`] exports after those of `draft`.
+    /// Creates a page with as many exports as fit. If there is no list for the client yet, visits
+    /// the next [`SLICE`] exports after those in `draft`.
     pub(super) fn page(
         &mut self,
         request: &PageRequest<'_>,

@@ -1,10 +1,10 @@
-//! Shutdown of the server, by a signal or by an operator's drain.
+//! Shutdown of the server, on a signal or by an operator's drain.
 //!
-//! In both cases new connections are refused, running requests are answered, and paths close when
-//! they have none left. On a signal, all paths finish together. A drain finishes the paths of each
-//! session one by one, so that a client can use its other paths meanwhile. After half of the time,
+//! In both cases, new connections are refused, running requests are answered, and each path closes
+//! when it has none left. On a signal, all paths finish together. A drain finishes the paths of
+//! each session one by one, so that a client can keep using its other paths. After half the time,
 //! the remaining paths finish together, because a path may be waiting for a backend that never
-//! answers. Requests that are still running when the time is over are abandoned and counted.
+//! responds. Requests that are still running when time runs out are abandoned and counted.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 /// State of the shutdown.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
-    /// Running requests may complete.
+    /// Running requests may still complete.
     Finishing {
         /// Time from which all paths finish.
         all_at: Instant,
@@ -43,7 +43,7 @@ pub(super) enum Order {
     Wait(Option<Instant>),
     /// Finish these paths, and check again at that time.
     Finish(Vec<PathKey>, Instant),
-    /// End all paths, even with running requests.
+    /// End all paths, even those with running requests.
     EndAll(Instant),
     /// Exit the shards.
     Exit,
@@ -133,7 +133,7 @@ fn to_finish(all: bool, registry: &Registry) -> Vec<PathKey> {
     keys
 }
 
-/// Logs the totals of the server.
+/// Logs the server's totals.
 pub(super) fn log_totals(registry: &Registry, refused: u64) {
     let (sessions, io) = registry.totals();
     tracing::info!(

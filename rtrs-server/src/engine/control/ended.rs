@@ -1,6 +1,6 @@
 //! Unflushed writes of sessions that ended without closing an export.
 //!
-//! A client whose paths have all failed loses its session. When it reconnects under the same ID it
+//! A client whose paths have all failed loses its session. When it reconnects under the same ID, it
 //! is given a new session with a new ledger, but for the client nothing has changed: it still
 //! relies on a flush for the writes that were acknowledged earlier. The control shard therefore
 //! keeps the contents of the ledger, and the next session with that ID takes them over when it
@@ -52,7 +52,7 @@ struct Entry {
     /// Name of the export, because its index may have been reused.
     name: String,
     id: Option<ExportId>,
-    /// Epoch of the oldest write that no successful flush covered.
+    /// Epoch of the oldest write that no successful flush has covered.
     oldest: EpochMark,
     /// Whether a loss must still be reported.
     late: bool,
@@ -81,7 +81,7 @@ impl Ended {
         self.0.push_back(Entry { session, name, id, oldest: epoch.after(oldest), late, at: now });
     }
 
-    /// Takes the unflushed writes that a former session with the same ID left at the export.
+    /// Takes the unflushed writes that an earlier session with the same ID left at the export.
     /// Returns whether any of them may be lost without the client's knowledge, or None if there are
     /// none. All are lost if a different file or disk now has the name.
     pub(super) fn take(

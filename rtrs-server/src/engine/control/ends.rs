@@ -48,7 +48,7 @@ impl Control {
         keys.into_iter().for_each(|key| self.end_path(key, end, ctx));
     }
 
-    /// Processes a shard's report on a closing path.
+    /// Handles a shard's report on a closing path.
     pub(super) fn report(
         &mut self,
         key: PathKey,
@@ -92,7 +92,7 @@ impl Control {
         ended.into_iter().for_each(|session| self.session_gone(&session, peer, ctx));
     }
 
-    /// Cleans up after an ended session, whose last path came from `last`.
+    /// Cleans up after a session that has ended, whose last path came from `last`.
     pub(super) fn session_gone(&mut self, session: &Session, last: SocketAddr, ctx: &mut Ctx<'_>) {
         let (name, id) = (session.name(), session.id());
         let who = session.shared().name_of_client();
@@ -100,7 +100,7 @@ impl Control {
         self.log.closed(&client, session.shared(), &self.exports, None);
         self.limiter.session_ended(id, session.has_opened());
         self.opens.session_ended(session.shared(), ctx.now, ctx.out);
-        // A session without a name never had a path that was up.
+        // A session without a name never had a connected path.
         if name.is_some() {
             self.log.disconnected(ctx.now, &client, session.has_opened());
         }
@@ -111,7 +111,7 @@ impl Control {
         }
     }
 
-    /// Ends sessions for which no client has authenticated in time. Otherwise anyone could keep
+    /// Ends sessions for which no client has authenticated in time. Otherwise, anyone could keep
     /// sessions and their open exports alive by connecting paths without authenticating.
     pub(super) fn end_orphaned(&mut self, ctx: &mut Ctx<'_>) {
         let orphaned = |session: &Session| session.orphaned().map(|until| (until, session.id()));
@@ -123,7 +123,7 @@ impl Control {
             }
             let peer = self.registry.session(id).and_then(Session::peer);
             self.end_all(self.registry.keys_of(id), &PathEnd::Orphaned, ctx);
-            // The session may have ended with its paths.
+            // The session may have ended along with its paths.
             if let Some((session, peer)) = self.registry.abandon(id, ctx.now).zip(peer) {
                 self.session_gone(&session, peer, ctx);
             }
@@ -141,7 +141,7 @@ impl Control {
             }
         }
         for id in late {
-            // A session without a path that is up is subject to the handshake timeout.
+            // A session without a connected path is subject to the handshake timeout.
             let up = |path: &Path| path.state() == PathState::Connected;
             if self.registry.paths_of(id).any(up) {
                 self.log.refused.count("not-opened");

@@ -1,6 +1,6 @@
 //! The part of the operator's changes to exports that concerns sessions: which sessions have an
-//! export open, and the end of a removed export. The daemon changes what is exported and releases
-//! files (`daemon/exports.rs`). Nothing here waits for a backend.
+//! export open, and what happens when it is removed. The daemon changes what is exported and
+//! releases files (`daemon/exports.rs`). Nothing here waits for a backend.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::path::PathKey;
 use crate::rate_limits::RateLimits;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 
-/// Maximum number of sessions that a refusal names.
+/// Maximum number of sessions named in a refusal.
 const NAMED_MAX: usize = 3;
 
 /// An export that the operator named.
@@ -112,7 +112,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
     AdminReply::Exports(all.collect())
 }
 
-/// Sessions that have exports open, by export name; true if for writing.
+/// Sessions that have exports open, by export name; true if open for writing.
 pub(super) fn holders(exports: &ExportTable, opens: &Opens, names: Vec<String>) -> AdminReply {
     let of = |name: &str| {
         let users = exports.find(name.as_bytes()).map(|at| opens.users(at)).unwrap_or_default();
@@ -149,7 +149,7 @@ pub(super) fn announce(
     }
 }
 
-/// Records, before the OPEN is answered, that a session reopens a device it has or had open.
+/// Records, before the OPEN is answered, that a session reopens a device that it has or had open.
 pub(super) fn opened_again(
     key: PathKey,
     device: Option<DeviceId>,
@@ -182,7 +182,7 @@ pub(super) fn remove(
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
-    // Lifts the limits, so that delayed requests do not delay the removal.
+    // Lift the limits, so that throttled requests do not delay the removal.
     opens.limit(index, RateLimits::default(), out);
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {

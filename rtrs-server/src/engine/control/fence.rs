@@ -1,16 +1,15 @@
-//! FENCE: a client reports that one of its paths is dead, and asks when no work of that path can
-//! begin anymore.
+//! FENCE: a client reports that one of its paths is dead, and asks to be told when no more work
+//! from that path can begin.
 //!
 //! The answer waits until every shard has stopped serving the path: whatever still arrives over its
 //! connections is ignored. The connections may close later: a driver may take a minute to destroy a
 //! queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client that had to wait for that
-//! would consider the path that carried its FENCE dead too. Block IO of the dead path that is
-//! running at that time may continue: newer changes to the same bytes wait for it, and so do
+//! would also consider the path that carried its FENCE dead. Block IO from the dead path that is
+//! already in progress may continue: newer changes to the same bytes wait for it, and so do
 //! requests that the client resends (`engine/io/overlap.rs`). Runs on the control shard.
 //!
-//! A path to a different process of the server is unknown here. Its requests can have no further
-//! effect only if that process had to release the locks of the exports before this one could open
-//! them.
+//! A path to a different server process is unknown here. Its requests certainly have no further
+//! effect only if that process had to release the exports' locks before this one could open them.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::wire::{Fence, errno};
@@ -30,7 +29,7 @@ pub(super) enum Fencing {
     End(PathKey),
 }
 
-/// This process of the server.
+/// This server process.
 pub(super) struct Own<'a> {
     process: Option<ServerProcess>,
     exports: &'a ExportTable,
@@ -42,7 +41,7 @@ impl<'a> Own<'a> {
     }
 
     /// Whether this process can answer a FENCE: the path led to this process, as far as both sides
-    /// know, or every export that the session writes is locked.
+    /// know, or every export to which the session writes is locked.
     fn can_answer(&self, fence: &Fence, session: &SessionShared) -> bool {
         let devices = &session.devices;
         let open = || devices.ids().filter_map(|id| devices.get(id));
@@ -57,7 +56,7 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Finds the path that a FENCE names. The FENCE arrived over another path.
+/// Finds the path named by a FENCE, which arrived over another path.
 pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'_>) -> Fencing {
     if over.shared().origin.uuid == fence.path {
         return Fencing::Answer(ControlAnswer::Refused(errno::EINVAL));
@@ -65,7 +64,7 @@ pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'
     if !own.can_answer(fence, &over.shared().session) {
         return Fencing::Answer(ControlAnswer::Refused(errno::ENOLCK));
     }
-    // At most one path with a given name serves (`connect.rs`, `authenticate.rs`): the older one
+    // At most one path with a given name is served (`connect.rs`, `authenticate.rs`): the older one
     // while it is being replaced.
     let mut paths = registry.paths_of(over.shared().session.id);
     let meant = paths.find(|path| path.is_covered_by(fence) && !path.is_unproved());

@@ -1,5 +1,5 @@
-//! Handshake of a path: its connections join, then wait for the registration of the path's chunks,
-//! until INFO_REQ is accepted.
+//! Handshake of a path: its connections join and wait until the path's chunks are registered; it
+//! ends when INFO_REQ is accepted.
 
 use std::sync::{Arc, Weak};
 
@@ -12,16 +12,16 @@ use crate::engine::control::refusal::Refusal;
 use crate::path::handshake::Joining;
 use crate::path::{InfoError, PathEnd};
 
-/// Connections that wait for the registration of their path's chunks.
+/// Connections waiting for their path's chunks to be registered.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     connections: Vec<(ConnIndex, ConnRequest)>,
-    /// Expires when the connections no longer wait.
+    /// Expires when the connections stop waiting.
     wanted: Arc<()>,
 }
 
 impl Held {
-    /// Expires when the connections no longer wait.
+    /// Expires when the connections stop waiting.
     pub(super) fn wanted(&self) -> Weak<()> {
         Arc::downgrade(&self.wanted)
     }
@@ -39,7 +39,7 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Handshake of `cid_num` connections that began at `since` and must end by `deadline`.
+    /// Creates a handshake of `cid_num` connections that began at `since`, to end by `deadline`.
     pub(super) fn new(cid_num: u16, since: Instant, deadline: Instant, held: Option<Held>) -> Self {
         let joining = Some(Joining::new(cid_num, deadline));
         Self { joining, accepted: held.is_none().then_some(since), held }
@@ -84,7 +84,7 @@ impl Handshake {
         }
     }
 
-    /// Ends the wait for the registration of the chunks, whether or not it succeeded. Returns None
+    /// Ends the wait for the chunks to be registered, whether or not that succeeded. Returns None
     /// if the path is closing and so no longer waits.
     pub(super) fn take_held(
         &mut self,
@@ -97,8 +97,7 @@ impl Handshake {
         Some(held.connections)
     }
 
-    /// Processes INFO_REQ, or a different message in its place. Returns None if no message is
-    /// expected.
+    /// Processes INFO_REQ, or another message in its place. Returns None if no message is expected.
     pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
         let joining = self.joining.as_ref()?;
         let held = self.held.as_ref().map_or(0, |held| held.connections.len());
@@ -108,7 +107,7 @@ impl Handshake {
         Some(joining.admit(bytes))
     }
 
-    /// Records that INFO_REQ is refused. Returns false if the handshake is over.
+    /// Records that INFO_REQ was refused. Returns false if the handshake is over.
     pub(super) fn refuse(&mut self, why: &PathEnd) -> bool {
         self.joining.iter_mut().for_each(|joining| joining.refuse(why.clone()));
         self.joining.is_some()

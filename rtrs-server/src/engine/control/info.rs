@@ -1,4 +1,4 @@
-//! INFO_REQ, which ends the handshake of a path.
+//! INFO_REQ, which completes a path's handshake.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Control {
     /// answer.
     pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.live_path(key) else { return };
-        // No INFO_REQ is expected if the path is already ending.
+        // A path that is already ending expects no INFO_REQ.
         let Some(admitted) = path.admit(bytes) else { return };
         let shared = Arc::clone(path.shared());
         let name = match admitted {
@@ -54,8 +54,8 @@ impl Control {
         path.connected();
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         if let Some(proving) = path.proving_mut() {
-            // Until its client has authenticated, the path belongs to no client and changes nothing
-            // in the session.
+            // Until its client has authenticated, the path belongs to no client and must not change
+            // the session.
             proving.begin(name);
             return;
         }
@@ -85,7 +85,7 @@ impl Control {
     }
 }
 
-/// Ends paths that disagree with the session, now that its client is known.
+/// Ends paths that belong to other clients, now that the session's client is known.
 pub(super) fn end_others(control: &mut Control, id: SessionId, ctx: &mut Ctx<'_>) {
     let Some(session) = control.registry.session(id) else { return };
     let others = control.registry.paths_of(id).filter(|path| !session.is_of(path));
@@ -93,7 +93,7 @@ pub(super) fn end_others(control: &mut Control, id: SessionId, ctx: &mut Ctx<'_>
     control.end_all(others, &PathEnd::OtherClient, ctx);
 }
 
-/// Returns the refusal of a name that another session has, and requests a prompt check of whether
+/// Returns the refusal for a name that another session has, and requests a prompt check of whether
 /// that session's client is dead. `id` is the session that requested the name.
 pub(super) fn name_taken(
     control: &mut Control,

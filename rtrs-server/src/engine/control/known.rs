@@ -1,4 +1,4 @@
-//! Addresses from which sessions have or had paths. Listeners reserve capacity for them.
+//! Addresses from which sessions have, or have had, paths. Listeners reserve capacity for them.
 //!
 //! Before a connection's request is read, only its address is known (`rtrs_core::proto::quota`). An
 //! address becomes known when a session that has opened an export has a path from that address, and
@@ -50,7 +50,7 @@ impl KnownPeers {
         }
     }
 
-    /// Records the end of a path. Returns the address that is no longer known, if any.
+    /// Records the end of a path. Returns the address that is now forgotten, if any.
     pub(super) fn path_ended(&mut self, place: PeerAddress) -> Option<PeerAddress> {
         let paths = self.paths.get_mut(&place)?;
         *paths -= 1;

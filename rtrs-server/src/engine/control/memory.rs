@@ -1,14 +1,14 @@
-//! The memory limit of chunks (`memory-max`), and the queue depth of a new session.
+//! The memory limit for chunks (`memory-max`), and the queue depth of a new session.
 //!
 //! A new session is given the server's depth if a path of that depth fits into the remaining
 //! memory, otherwise half that depth, and so on; a client that cannot use a smaller depth is
 //! refused. `rtrs-core/base/src/mem/usage.rs` defines what counts: over TCP the chunks that peers
-//! have written, over RDMA all. The limit therefore applies to new sessions and does not bound the
-//! server's memory: existing sessions may still write to chunks that they have never used. A
-//! session may have as many simultaneous paths as it had before, and their memory stays reserved
-//! until the session ends, regardless of what else is admitted: a failed path can always reconnect.
-//! For one more path, all chunks of the session must fit in addition to what others use: no session
-//! uses more than the limit.
+//! have written to, over RDMA all chunks. The limit therefore applies to new sessions and does not
+//! bound the server's memory: existing sessions may still write to chunks that they have never
+//! used. A session may have as many simultaneous paths as it had before, and their memory stays
+//! reserved until the session ends, regardless of what else is admitted: a failed path can always
+//! reconnect. For one more path, all chunks of the session must fit in addition to what others use,
+//! so no session uses more than the limit.
 //!
 //! A session keeps its depth as long as either end remembers it: the client repeats it to a
 //! restarted server. Owned by the control shard.
@@ -27,12 +27,12 @@ use crate::stats::MemorySnapshot;
 /// session is refused.
 const DEPTH_MIN: u16 = 16;
 
-/// Memory of a session that requests a further path.
+/// Memory of a session that requests an additional path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SessionMemory {
     /// Number of paths that the session has.
     pub(super) paths: usize,
-    /// Bytes of the chunks of a path.
+    /// Number of bytes in a path's chunks.
     pub(super) path_bytes: u64,
     /// Bytes of the session's chunks that count against the limit.
     pub(super) used: u64,
@@ -52,7 +52,7 @@ impl Memory {
         Self { meter: MemoryMeter::new(max) }
     }
 
-    /// Meter of chunk memory, except that of paths whose clients have not authenticated.
+    /// Meter for chunk memory, except that of paths whose clients have not authenticated.
     pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
         &self.meter
     }
@@ -77,7 +77,7 @@ impl Memory {
             // A session from before this server's start. If its depth exceeds the server's, it is
             // given the server's.
             1.. => (has.min(most), has.min(most)),
-            // Each shard of the client needs one permit, and a queue.
+            // At least two permits per connection, so that every shard of the client has some.
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
             0 => (most, most),
         };

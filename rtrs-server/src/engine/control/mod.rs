@@ -10,7 +10,7 @@
 //! - `permission.rs` checks of the access lists; `limiter` limits for clients that have proved
 //!   nothing; `refusal.rs` reasons for refusals; `known.rs` addresses of sessions;
 //! - `connect.rs` resources of a path; `memory.rs` queue depth of a session; `chunk_pool.rs` memory
-//!   of former paths;
+//!   of earlier paths;
 //! - `client_log.rs` log messages about clients;
 //! - `open.rs` opens and closes of exports, with `open_modes.rs`, `close.rs` and `ended.rs`;
 //! - `exports.rs` changes to exports; `removed.rs` removed exports that sessions had open;
@@ -125,7 +125,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the control engine of a server without sessions.
+    /// Creates the control engine for a server without sessions.
     pub fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
         Self {
             params,
@@ -145,13 +145,13 @@ impl Control {
         }
     }
 
-    /// Panics after an internal error, which is a bug.
+    /// Panics if there was an internal error, which would be a bug.
     pub fn check(&self) {
         let early = rtrs_core::mutated!(SessionReleasedEarly);
         assert!(early || self.internal_errors() == 0, "internal errors, see the log");
     }
 
-    /// Number of messages about a path that does not exist, which is a bug.
+    /// Number of messages about paths that do not exist; each is a bug.
     pub fn internal_errors(&self) -> u64 {
         self.registry.internal_errors()
     }
@@ -241,7 +241,7 @@ impl Control {
         }
     }
 
-    /// Serves a request from a client. Returns `None` if the answer comes later, or is not needed.
+    /// Serves a request from a client. Returns `None` if the answer is sent later or is not needed.
     fn request(
         &mut self,
         reply_to: ReplyTo,
@@ -296,7 +296,7 @@ impl Control {
         }
     }
 
-    /// Serves an OPEN. Returns `None` if the answer comes later, or is not needed.
+    /// Serves an OPEN. Returns `None` if the answer is sent later or is not needed.
     fn serve_open(
         &mut self,
         reply_to: ReplyTo,
@@ -317,7 +317,7 @@ impl Control {
             asking.set_asked(ctx.now);
             asking.name()
         });
-        // Looked up before the access lists are checked, which may already apply to the next export
+        // Looked up before the access lists are checked: they may already apply to the next export
         // of that name.
         let found = self.exports.lookup(name.as_bytes());
         if found == Lookup::Changing && self.opens.waits(reply_to, name, mode) {
@@ -347,10 +347,10 @@ impl Control {
         Some(answer)
     }
 
-    /// Processes the result of the finder.
+    /// Processes the finder's result.
     fn found(&mut self, search: &Search, result: Result<Arc<Export>, u16>, ctx: &mut Ctx<'_>) {
         let Search { reply_to, mode, .. } = *search;
-        // No path to answer: the export is closed with its last reference, which is this one.
+        // There is no path to answer: dropping this last reference closes the export.
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
@@ -553,7 +553,7 @@ impl Control {
         self.next = earliest(self.next, wake);
     }
 
-    /// Checks the timers and the registrations of memory. Returns whether anything happened.
+    /// Checks the timers and the memory registrations. Returns whether anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut busy = false;
         for provider in ProviderIndex::all(ctx.fabrics.len()) {

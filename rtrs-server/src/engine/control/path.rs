@@ -41,7 +41,7 @@ pub(super) struct Path {
     proving: Option<Proving>,
     announcer: Announcer,
     pub(super) shards: PathShards,
-    /// Whether its address was reported to the listeners as known.
+    /// Whether the client's address has been reported to the listeners as known.
     known: bool,
 }
 
@@ -92,7 +92,7 @@ impl Path {
         }
     }
 
-    /// Provider and address of the client, if they were reported to the listeners as known.
+    /// Provider and address of the client, if they have been reported to the listeners as known.
     pub(super) fn known_place(&self) -> Option<PeerAddress> {
         let origin = &self.shared.origin;
         self.known.then(|| (origin.provider, origin.peer.ip().to_canonical()))
@@ -152,14 +152,14 @@ impl Path {
         same && (1..0x8000).contains(&ahead)
     }
 
-    /// Whether a FENCE of the client applies to this path.
+    /// Whether a FENCE from the client applies to this path.
     pub(super) fn is_covered_by(&self, fence: &Fence) -> bool {
         self.shared.origin.uuid == fence.path
             && self.state.may_begin()
             && fence.covers(self.recon_cnt)
     }
 
-    /// Whether the client reconnects the path, which shows that this connection attempt is dead.
+    /// Whether the client is reconnecting the path, which means this connection attempt is dead.
     pub(super) fn is_replaced_by(&self, conn: &ConnReq) -> bool {
         let newer = conn.recon_cnt > self.recon_cnt && !rtrs_core::mutated!(OldPathKept);
         newer && self.state == PathState::Connected
@@ -193,7 +193,7 @@ impl Path {
         Some(held)
     }
 
-    /// Processes INFO_REQ, or another message in its place. Returns None if none is expected.
+    /// Processes INFO_REQ, or another message sent in its place. Returns None if none is expected.
     pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
         (self.state == PathState::Connecting).then(|| self.handshake.admit(bytes))?
     }
@@ -225,8 +225,8 @@ impl Path {
     }
 
     /// Announces that a device has changed size or been removed, so the client must reopen it.
-    /// Nothing is sent on a path that does not serve yet or whose client has not authenticated,
-    /// because the client opens the device later anyway.
+    /// Nothing is sent on a path that is not serving yet or whose client has not authenticated,
+    /// because that client will open the device later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
         let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnannounced);
         if self.heartbeat.is_some() && takes && !self.is_unproved() {
@@ -281,7 +281,7 @@ impl Path {
         self.timer
     }
 
-    /// Sets the time of the next check; None when the check is done. Returns the previous one.
+    /// Sets the time of the next check; None if no check is due. Returns the previous one.
     pub(super) fn set_timer(&mut self, at: Option<Instant>) -> Option<Instant> {
         mem::replace(&mut self.timer, at)
     }

@@ -2,8 +2,8 @@
 //!
 //! Each path of a session may do what the session does: a path that joins must be allowed to use
 //! all exports that the session has open, and a session opens only what all its paths may open. It
-//! therefore does not matter over which path a request arrives. This module has no state: the lists
-//! are in the [`ExportTable`], because the operator's thread replaces them.
+//! therefore does not matter which path a request arrives on. This module has no state: the access
+//! lists are in the [`ExportTable`], because the operator's thread replaces them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -65,7 +65,7 @@ pub(super) fn check_proof(
     check_session(&exports.access(), exports, client, id, registry)
 }
 
-/// Checks that a list names the client, and that the current certificates or keys include it.
+/// Checks that an access list and the current certificates or keys include the client.
 fn check_client(
     exports: &ExportTable,
     identity: &PeerIdentity,
@@ -114,8 +114,8 @@ pub(super) fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item 
     registry.paths_of(id).filter(up).map(|path| path.shared().client())
 }
 
-/// Whether all paths of a session may open an export, for writing if `write`. A client may see what
-/// it may read.
+/// Whether all paths of a session may open an export, for writing if `write`. A client may see any
+/// export that it may read.
 pub(super) fn may_open(
     policy: &AccessPolicy,
     registry: &Registry,
@@ -129,7 +129,7 @@ pub(super) fn may_open(
         || clients.peek().is_some() && clients.all(|client| policy.allows(client, export, write))
 }
 
-/// An OPEN whose permission must be checked.
+/// An OPEN whose permissions must be checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenCheck<'a> {
     pub(super) session: SessionId,
@@ -164,7 +164,7 @@ pub(super) fn check_open(
     denied.map_or(Ok(()), |client| Err(denial(client, &name, write)))
 }
 
-/// Paths that must end because of the operator's request, and the reason.
+/// Paths that must end because of an operator's request, and the reason.
 pub(super) fn to_end(
     request: AdminRequest,
     exports: &ExportTable,

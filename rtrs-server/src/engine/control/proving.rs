@@ -10,28 +10,28 @@ use rtrs_core::wire::Name;
 use crate::engine::message::ReplyTo;
 
 /// Maximum number of CHALLENGEs per path, because each costs a signature. A second one helps a
-/// client that encountered a change of the server's keys.
+/// client that was affected by a change of the server's keys.
 pub(super) const CHALLENGES_MAX: u8 = 2;
 
 /// Progress of the authentication.
 #[derive(Debug, Default)]
 enum Step {
-    /// Waits for a CHALLENGE.
+    /// Waiting for a CHALLENGE.
     #[default]
     Idle,
-    /// Another thread creates or verifies a signature.
+    /// Another thread is creating or verifying a signature.
     Working,
-    /// Waits for the AUTH for this exchange, which may be used only once.
+    /// Waiting for the AUTH for this exchange, which may be used only once.
     Challenged(Exchange),
     /// The client has proved this identity. The answer waits until older connection attempts of the
-    /// path are over.
+    /// path have ended.
     Proved(PeerIdentity, ReplyTo),
 }
 
 /// Authentication state of a path.
 #[derive(Debug)]
 pub(super) struct Proving {
-    /// Deadline of the proof.
+    /// Deadline for the proof.
     deadline: Instant,
     /// Name of the session from INFO_REQ.
     name: Option<Name>,
@@ -42,7 +42,7 @@ pub(super) struct Proving {
 }
 
 impl Proving {
-    /// Creates the state of a connecting path.
+    /// Creates the state for a connecting path.
     pub(super) fn new(deadline: Instant) -> Self {
         let (name, challenges, step) = (None, 0, Step::default());
         Self { deadline, name, challenges, step, wanted: Arc::default() }
@@ -78,7 +78,7 @@ impl Proving {
         true
     }
 
-    /// Records that the answer to a CHALLENGE is sent.
+    /// Records that the answer to a CHALLENGE is being sent.
     pub(super) fn challenged(&mut self, exchange: Exchange) {
         self.step = Step::Challenged(exchange);
     }
@@ -110,7 +110,7 @@ impl Proving {
         self.step = Step::Proved(identity, reply_to);
     }
 
-    /// Proof that waits, with the destination of its answer.
+    /// Proof whose answer is waiting, with the destination of the answer.
     pub(super) fn waiting(&self) -> Option<(&PeerIdentity, ReplyTo)> {
         match &self.step {
             Step::Proved(identity, reply_to) => Some((identity, *reply_to)),

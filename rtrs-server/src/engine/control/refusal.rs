@@ -3,7 +3,7 @@
 //! The errors follow the checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c,
 //! rtrs_rdma_connect), each with its errno; the control shard performs the checks with its tables.
 //! A refusal carries all 56 bytes of CON_RSP with a negative errno, because a kernel client accepts
-//! nothing else as an answer.
+//! no other answer.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
 use crate::path::handshake::JoinError;
 
-/// Names under which refused connections and evicted sessions are counted, and `silent` for
+/// Names under which refused connections and evicted sessions are counted; `silent` is for
 /// connections that the listeners close.
 pub(crate) const REASONS: [&str; 20] = [
     "access",
@@ -111,16 +111,16 @@ pub(crate) enum Refusal {
     /// The session does not exist and the peer does not ask to create it.
     #[error("no such session")]
     NoSession,
-    /// The number of sessions is at its limit.
+    /// The limit on the number of sessions has been reached.
     #[error("there are already {0} sessions (sessions-max)")]
     Sessions(u32),
-    /// The path exists and accepts no more connections.
+    /// The path already exists and accepts no further connections.
     #[error("the path already exists")]
     PathExists,
     /// The connection does not fit its path.
     #[error("{0}")]
     Join(JoinError),
-    /// The number of the session's paths is at its limit.
+    /// The limit on the number of paths per session has been reached.
     #[error("the session already has {0} paths")]
     Paths(usize),
     /// Too many dead paths of the session still have block IO running or connections closing.
@@ -139,7 +139,7 @@ pub(crate) enum Refusal {
         /// Bytes that the connections may use.
         max: u64,
     },
-    /// The chunks of a new session do not fit into the remaining memory.
+    /// The chunks of a new session do not fit in the remaining memory.
     #[error(
         "the chunks of a new session need {} and memory-max ({}) has {} left; raise memory-max, \
          or lower queue-depth or chunk-size", mib(*needs), mib(*max), mib(*room)
@@ -169,7 +169,7 @@ pub(crate) enum Refusal {
     /// Memory or a protection domain could not be allocated.
     #[error("{0}")]
     Memory(String),
-    /// The device has no memory windows, or not enough.
+    /// The device has no memory windows, or too few.
     #[error(
         "the device lacks a memory window for each chunk ({0}); start the server with \
          --always-invalidate auto or off, with a smaller --queue-depth, or use another device"
@@ -344,7 +344,7 @@ mod tests {
             |gateways| Extensions { times: true, authenticate: true, ..says(true, gateways) };
         let bytes = acceptance(Limits::DEFAULT, true, asking(false));
         assert_eq!(bytes.as_bytes(), expected);
-        // If exports move between servers.
+        // For exports that move between servers.
         expected[25] = 1;
         let bytes = acceptance(Limits::DEFAULT, true, asking(true));
         assert_eq!(bytes.as_bytes(), expected);

@@ -34,9 +34,9 @@ pub(super) struct Session {
     peer: Option<SocketAddr>,
     /// Time by which a client must authenticate, while no path of a known client exists.
     orphaned: Option<Instant>,
-    /// IO of former paths.
+    /// IO of paths that have ended.
     gone: IoTotals,
-    /// Memory of former paths, for reuse by new paths.
+    /// Memory of paths that have ended, for reuse by new paths.
     pub(super) cache: ChunkCache,
 }
 
@@ -67,7 +67,7 @@ impl Session {
         self.since
     }
 
-    /// Name of the session, once a path was admitted.
+    /// Name of the session, once a path has been admitted.
     pub(super) fn name(&self) -> Option<Name> {
         self.name
     }
@@ -90,7 +90,7 @@ impl Session {
         self.name = Some(name);
     }
 
-    /// Records a path whose client is known. The path determines the state of the session, if no
+    /// Records a path whose client is known. The path determines the session's state unless an
     /// earlier path did.
     pub(super) fn adopt(&mut self, path: &PathShared) {
         if self.shared.who().is_none() {
@@ -114,7 +114,7 @@ impl Session {
         self.orphaned
     }
 
-    /// Totals of all paths, including former ones.
+    /// Totals of all paths, including those that have ended.
     pub(super) fn totals(&self, paths: &[PathSnapshot]) -> IoTotals {
         let mut io = self.gone;
         paths.iter().for_each(|path| io.add(&path.io));
@@ -132,9 +132,9 @@ pub(super) struct Registry {
     last_key: u64,
     /// Number of sessions that have begun so far.
     begun: u64,
-    /// Totals of former paths.
+    /// Totals of paths that have ended.
     gone: IoTotals,
-    /// Number of messages about a path that does not exist, which is a bug of this server.
+    /// Number of messages about a path that does not exist, which is a bug in this server.
     internal_errors: u64,
 }
 
@@ -150,7 +150,7 @@ impl Registry {
         path
     }
 
-    /// Counts an impossible state, which is a bug of this server.
+    /// Counts an impossible state, which is a bug in this server.
     pub(super) fn count_internal_error(&mut self) {
         self.internal_errors += 1;
     }
@@ -175,8 +175,8 @@ impl Registry {
         self.paths_of(id).filter(covered).map(Path::key).collect()
     }
 
-    /// Makes the addresses of a session's paths known, after it opened an export or another path
-    /// came up. Returns an address for each path that had not made its address known.
+    /// Makes the addresses of a session's paths known, after it has opened an export or another
+    /// path has come up. Returns an address for each path that had not made its address known.
     pub(super) fn make_known(&mut self, id: SessionId) -> Vec<PeerAddress> {
         let keys = self.keys_of(id);
         keys.into_iter().filter_map(|key| self.path_mut(key).and_then(Path::make_known)).collect()
@@ -189,8 +189,8 @@ impl Registry {
     }
 
     /// Probes the clients of these sessions now instead of at the next heartbeat of an idle path,
-    /// because another client waits for one of their resources. `but` is the session of the waiting
-    /// client.
+    /// because another client is waiting for one of their resources. `but` is the session of the
+    /// waiting client.
     pub(super) fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
         let asked = sessions.iter().filter(|id| **id != but);
         for id in asked.filter(|_| !rtrs_core::mutated!(IdleSessionUnprobed)) {
@@ -314,7 +314,7 @@ impl Registry {
     }
 
     /// Bytes of a session's chunks that count against the server's limit, including cached memory
-    /// of former paths.
+    /// of ended paths.
     pub(super) fn memory_of(&self, id: SessionId) -> u64 {
         let chunks = self.paths_of(id).filter_map(|path| path.shared().chunks.get());
         let kept = self.sessions.get(&id).map_or(0, |session| session.cache.counted());
@@ -322,7 +322,7 @@ impl Registry {
     }
 
     /// Bytes that sessions other than `but` may need for paths that they once had and whose memory
-    /// is not allocated now.
+    /// is not currently allocated.
     pub(super) fn reserved_by_others(&self, but: SessionId) -> u64 {
         let of = |session: &Session| {
             let there = self.paths_of(session.id()).filter(|path| path.has_memory()).count();

@@ -1,21 +1,21 @@
-//! Tracking of an export's changes, which invalidate the extent lists that shards keep.
+//! Tracks changes to an export, which invalidate the extent lists that shards keep.
 //!
 //! A list that misses a write makes a backup skip the written data. A list is therefore kept only
 //! if no change was in flight when its search began, and used only while no change has begun since:
 //! at any moment it equals the result of a new search.
 //!
 //! A change first marks its shard, then reads the state. A search first sets `WATCHED` in the
-//! state, then reads the marks of all shards. One of the two sees the other: either the change
-//! finds the state watched and advances it, so that the list is invalid, or the search finds the
-//! mark, or the change has ended and the search finds its data. Without lists, a change costs one
-//! load and its shard's mark.
+//! state, then reads the marks of all shards. At least one of the two sees the other: either the
+//! change finds the state watched and advances it, so that the list is invalid, or the search finds
+//! the mark, or the change has ended and the search finds its data. Without lists, a change costs
+//! one load and its shard's mark.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bit of the state: a list may exist that the next change must invalidate.
+/// Bit in the state: a list may exist that the next change must invalidate.
 const WATCHED: u64 = 1;
 
-/// Whether changes are in flight on a shard, on its own cache line.
+/// Whether changes are in flight on a shard; on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Changing(AtomicBool);
@@ -24,7 +24,7 @@ struct Changing(AtomicBool);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp(u64);
 
-/// Watch on the changes of an export, shared by all shards.
+/// Tracks changes to an export; shared by all shards.
 #[derive(Debug)]
 pub struct ChangeWatch {
     /// Advances with a change that begins while it is odd (`WATCHED`); never decreases.
@@ -33,7 +33,7 @@ pub struct ChangeWatch {
 }
 
 impl ChangeWatch {
-    /// Creates the watch of a server with this number of shards.
+    /// Creates the watch for a server with this number of shards.
     pub(crate) fn new(shards: u16) -> Self {
         let changing = (0..shards).map(|_| Changing::default()).collect();
         Self { state: AtomicU64::new(0), changing }
@@ -52,7 +52,7 @@ impl ChangeWatch {
         self.state.load(Ordering::SeqCst) == stamp.0 || rtrs_core::mutated!(ExtentsKept)
     }
 
-    /// Marks that a shard has changes in flight.
+    /// Records whether a shard has changes in flight.
     fn mark(&self, shard: usize, is_changing: bool) {
         self.changing[shard].0.store(is_changing, Ordering::SeqCst);
     }
@@ -77,7 +77,7 @@ impl ShardChanges {
         Self { count: 0, shard }
     }
 
-    /// Begins a change, before its submission.
+    /// Begins a change, before it is submitted.
     pub(super) fn begin(&mut self, watch: &ChangeWatch) {
         if self.count == 0 {
             watch.mark(self.shard, true);
@@ -86,7 +86,7 @@ impl ShardChanges {
         watch.invalidate();
     }
 
-    /// Ends a change that has taken effect, or was not submitted.
+    /// Ends a change that has taken effect or was not submitted.
     pub(super) fn end(&mut self, watch: &ChangeWatch) {
         debug_assert!(self.count > 0, "a change has ended twice");
         self.count = self.count.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! A connection on this shard: its queue pair, its send queue, and the IDs of its work requests.
+//! A connection of this shard: its queue pair, its send queue, and the IDs of its work requests.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::path::io::{Answer, SendQueue};
 pub(super) const RECV_SLACK: u32 = 8;
 
 /// Purpose of a work request. The work request's ID also contains the connection, so that a
-/// completion is assigned without a search.
+/// completion's connection is found without a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkId {
     /// A receive without a buffer.
@@ -63,16 +63,16 @@ impl WorkId {
 
 #[derive(Debug)]
 pub(super) struct Conn {
-    /// Row of the connection itself.
+    /// Row of this connection.
     pub(super) row: ConnRow,
     pub(super) path: PathRow,
     pub(super) cid: ConnIndex,
     pub(super) provider: ProviderIndex,
     pub(super) qp: QpNum,
     queue: SendQueue,
-    /// Requests whose answers wait for space in the send queue, at most the queue depth.
+    /// Requests whose answers are waiting for space in the send queue; at most the queue depth.
     waiting: VecDeque<PermitId>,
-    /// Devices whose CHANGED waits for space, at most as many as may be unanswered.
+    /// Devices whose CHANGED is waiting for space; at most as many as may be unanswered.
     announcements: VecDeque<DeviceId>,
 }
 
@@ -99,7 +99,7 @@ impl Conn {
     }
 
     /// Limits of a queue pair. Its sends are answers and, for each permit, a revoke and a bind
-    /// whose completion has not been seen. The first binds use the same space.
+    /// whose completions have not been seen. The first binds use the same space.
     pub(super) fn limits(queue_depth: u16) -> QpLimits {
         let depth = u32::from(queue_depth);
         QpLimits {

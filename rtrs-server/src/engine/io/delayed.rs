@@ -1,10 +1,10 @@
-//! Requests of a shard that are delayed by the rate limits of their export.
+//! A shard's requests that are delayed by their export's rate limits.
 //!
 //! A delayed request keeps its permit and its chunk, like every request in flight, and waits in a
-//! queue per shard and direction. Only the first request of a queue is charged to the limits ahead
-//! of time. So the queues of all shards take turns, dropping a request wastes nothing, and changed
-//! limits apply to every waiting request. Flushes and requests for extents transfer no data and
-//! never wait. An export without limits has no queues; the check costs one branch per request.
+//! queue for its shard and direction. Only the first request of a queue is charged to the limits
+//! ahead of time. Thus the queues of all shards take turns, dropping a request wastes nothing, and
+//! changed limits apply to every waiting request. Flushes and requests for extents transfer no data
+//! and never wait. An export without limits has no queues; the check costs one branch per request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::progress::IoProgress;
 use super::table::{PathRow, RequestRef};
 use super::throttle::{Budget, Charge, Direction, Throttle};
 
-/// A request that has left its queue, and the time that it waited.
+/// A request that has left its queue, and how long it waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Released {
     pub(super) request: RequestRef,
@@ -46,7 +46,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Charges the first request, unless that is done. Returns its earliest start.
+    /// Charges the first request if it has not been charged. Returns its earliest start.
     fn start(&mut self, budget: Option<&Budget>, now: Instant) -> Option<Instant> {
         let first = self.entries.front()?;
         let take = || budget.map_or(Instant::ZERO, |budget| budget.take(first.charge, now));
@@ -58,7 +58,7 @@ impl Queue {
         self.entries.pop_front().map(|first| first.release(now))
     }
 
-    /// Time at which the queue must next be checked.
+    /// Time at which the queue must be checked next.
     fn deadline(&self) -> Option<Instant> {
         self.entries.front().map(|_| self.start.unwrap_or(Instant::ZERO))
     }
@@ -149,22 +149,22 @@ impl Delayed {
         removed.into_iter().map(|entry| entry.release(now)).collect()
     }
 
-    /// Time at which the queues must next be checked.
+    /// Time at which the queues must be checked next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         earliest(self.reads.deadline(), self.writes.deadline())
     }
 
-    /// Whether no request waits.
+    /// Whether no request is waiting.
     pub(super) fn is_empty(&self) -> bool {
         self.reads.entries.is_empty() && self.writes.entries.is_empty()
     }
 
-    /// Whether the limits were removed and no request waits.
+    /// Whether the limits were removed and no request is waiting.
     pub(super) fn is_over(&self) -> bool {
         self.budget.is_none() && self.is_empty()
     }
 
-    /// Whether a request waits.
+    /// Whether this request is waiting.
     pub(super) fn contains(&self, request: RequestRef) -> bool {
         self.reads.entries.iter().chain(&self.writes.entries).any(|one| one.request == request)
     }

@@ -28,9 +28,9 @@ use crate::engine::sync_failures::FailedSyncs;
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::stats::{ServerTimes, ShardExportCounters};
 
-/// Number of bytes that devices may be given in a turn. A file in memory reads and writes within
-/// `submit`, before anything has been answered: with a much higher limit, the data would leave the
-/// CPU's cache before it is sent.
+/// Number of bytes submitted to devices that fills a turn. An in-memory file reads and writes
+/// within `submit`, before anything has been answered: with a much higher limit, the data would
+/// leave the CPU's cache before it is sent.
 const TURN: usize = 256 << 10;
 /// Cost of an IO in addition to its bytes, in bytes: 16 IOs of 4 KiB fill a turn.
 const IO_COST: usize = 12 << 10;
@@ -40,11 +40,11 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
-    /// Whether the device is among those that are polled in each turn.
+    /// Whether the device is polled in every turn.
     polled: bool,
     /// Outstanding syncs.
     syncs: ShardSyncs,
-    /// Kinds of syncs that get numbers.
+    /// Kinds of syncs that are numbered.
     shared: SharedErrors,
     errors: DeviceErrors,
     counters: Arc<ShardExportCounters>,
@@ -93,8 +93,8 @@ impl Devices {
         }
     }
 
-    /// Export of the device at a position of the poll list. Devices that become busy meanwhile are
-    /// added at the end.
+    /// Export of the device at a position in the poll list. Devices that become busy during a pass
+    /// are appended.
     pub(super) fn polled(&self, number: usize) -> Option<ExportIndex> {
         self.polled.get(number).copied()
     }
@@ -196,7 +196,7 @@ impl Devices {
         &self.at(export).export.name
     }
 
-    /// Draws a number for a sync that is about to be submitted on this shard. Returns None if the
+    /// Assigns a number to a sync that is about to be submitted on this shard. Returns None if the
     /// sync cannot consume another sync's error.
     pub(super) fn draw(&mut self, export: ExportIndex, flush: bool) -> Option<u64> {
         let open = self.at_mut(export);
@@ -212,7 +212,7 @@ impl Devices {
         open.syncs.back(open.export.epoch.order(), number)
     }
 
-    /// Wakes the other shards, where requests may wait for a sync of this shard that has returned.
+    /// Wakes the other shards, where requests may wait for a sync on this shard that has returned.
     pub(super) fn wake_others(&self, out: &mut Outbox) {
         for core in (0..self.cores).filter(|core| *core != self.core.index.0) {
             out.shard(CoreIndex(core), ShardMessage::Wake);
@@ -236,7 +236,7 @@ impl Devices {
         std::mem::replace(&mut self.scanned_at, entered) != entered
     }
 
-    /// Open devices whose requests in flight this shard must enter in the turn list.
+    /// Open devices whose requests in flight this shard must enter into the turn list.
     pub(super) fn to_look_at(&self) -> impl Iterator<Item = (ExportIndex, &Arc<Ranges>, u64)> {
         let shard = usize::from(self.core.index.0);
         let open = (0..).map(ExportIndex).zip(&self.open);
@@ -277,12 +277,12 @@ impl Devices {
         }
     }
 
-    /// Whether IOs worth [`TURN`] were submitted since the last [`begin_turn`](Self::begin_turn).
+    /// Whether IO worth [`TURN`] bytes was submitted since [`begin_turn`](Self::begin_turn).
     pub(super) fn is_turn_full(&self) -> bool {
         self.begun >= TURN
     }
 
-    /// Begins the next turn for the accounting of submitted IOs.
+    /// Begins a new turn for counting submitted IOs.
     pub(super) fn begin_turn(&mut self) {
         self.begun = 0;
     }
@@ -292,7 +292,7 @@ impl Devices {
         self.at(io.export).counters.answered(io.op, good, io.len, took);
     }
 
-    /// Counts and logs a step of an IO that the device failed.
+    /// Counts and logs a step of an IO that failed on the device.
     pub(super) fn log_error(&mut self, io: &IoProgress, completion: Completion, now: Instant) {
         let open = self.at_mut(io.export);
         open.counters.device_errors.add(1);
@@ -362,7 +362,7 @@ impl Devices {
         Some(released.request)
     }
 
-    /// Removes all requests of a path that are delayed by limits of exports.
+    /// Removes all requests of a path that are delayed by export limits.
     pub(super) fn remove_delayed(&mut self, path: PathRow, now: Instant) -> Vec<RequestRef> {
         let mut removed = Vec::new();
         for open in self.open.iter_mut().flatten() {
@@ -375,7 +375,7 @@ impl Devices {
         removed
     }
 
-    /// Applies changed limits of an export.
+    /// Applies an export's changed limits.
     pub(super) fn apply_limits(&mut self, export: ExportIndex) {
         if let Some(Some(open)) = self.open.get_mut(export.index()) {
             Delayed::apply(&mut open.delayed, &open.export.throttle);
@@ -413,9 +413,9 @@ impl Devices {
         }
     }
 
-    /// Removes the device at a position of the poll list if it has nothing left to do, and closes
+    /// Removes the device at a position in the poll list if it has nothing left to do, and closes
     /// it if it is marked for closing and no request `needs` it. Returns true if another device now
-    /// has its position.
+    /// occupies its position.
     pub(super) fn sweep(&mut self, number: usize, needs: impl Fn(ExportIndex) -> bool) -> bool {
         let Some(at) = self.polled(number) else { return false };
         let slot = &mut self.open[at.index()];
@@ -437,7 +437,7 @@ impl Devices {
     }
 
     /// Polls one of the idle devices, a different one in each turn, because some devices clean up
-    /// what others have left.
+    /// what others left behind.
     pub(super) fn poll_idle(&mut self, now: Instant) {
         let at = if self.next_idle < self.open.len() { self.next_idle } else { 0 };
         self.next_idle = at + 1;

@@ -1,15 +1,15 @@
-//! Extents of an export that a shard knows from earlier searches.
+//! An export's extents that a shard knows from earlier searches.
 //!
-//! Programs such as qemu-img request one extent after another, and a search costs a handoff to a
-//! different thread and calls that may read the disk. So while a client requests extents in
-//! sequence, the device searches ahead, up to [`COUNT_MAX`] extents, and the shard answers from the
-//! list. A change by any session invalidates the lists of all shards (`change_watch.rs`). After
-//! that a search covers only what is requested, until lists prove useful again: under constant
-//! writes, searching ahead would be in vain.
+//! Programs such as qemu-img request one extent after another, and a search costs a handoff to
+//! another thread and calls that may read the disk. So while a client requests extents in sequence,
+//! the device searches ahead, up to [`COUNT_MAX`] extents, and the shard answers from the list. A
+//! change by any session invalidates the lists on all shards (`change_watch.rs`). After that, a
+//! search covers only what is requested, until lists prove useful again: under constant writes,
+//! searching ahead would be wasted.
 //!
-//! Only exports whose source is the sole writer of its content have this part
-//! ([`BlockSource::is_sole_writer`](rtrs_core::block::BlockSource::is_sole_writer)). It allocates
-//! its memory on the first request for extents.
+//! Only exports whose source is the sole writer of its content use this module
+//! ([`BlockSource::is_sole_writer`](rtrs_core::block::BlockSource::is_sole_writer)). Memory is
+//! allocated on the first request for extents.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,17 +31,17 @@ const COUNT_MAX: usize = extents::LEN_MAX / 8 - 1;
 /// Maximum value of [`List::level`].
 const LEVEL_MAX: u32 = 3;
 
-/// Extent that begins at the end of the previous one.
+/// An extent that begins where the previous one ends.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     end: u64,
     hole: bool,
 }
 
-/// A search at the device.
+/// A search submitted to the device.
 #[derive(Debug)]
 struct Search {
-    /// Request that the search answers.
+    /// Request that the search will answer.
     io: Io,
     /// Stamp of the search's list.
     stamp: Stamp,
@@ -54,14 +54,14 @@ struct Search {
 /// Contiguous extents that start at an offset.
 #[derive(Debug)]
 struct List {
-    /// Buffer of searches.
+    /// Buffer for searches.
     room: MemSlice,
     search: Option<Search>,
     /// Present if the list is valid as long as its stamp is current.
     stamp: Option<Stamp>,
     start: u64,
     known: Vec<Known>,
-    /// Offsets of a request that follows the last answer.
+    /// Offsets at which a request continues the last answer.
     next: Range<u64>,
     /// Number of useful lists before this one; each makes the next search go further ahead.
     level: u32,
@@ -87,13 +87,13 @@ impl List {
         self.known.last().map_or(self.start, |last| last.end)
     }
 
-    /// Whether the list has the extent at `offset` and no change has begun since its search.
+    /// Whether the list contains the extent at `offset` and no change has begun since its search.
     fn covers(&self, offset: u64, watch: &ChangeWatch) -> bool {
         (self.start..self.end()).contains(&offset)
             && self.stamp.is_some_and(|stamp| watch.is_current(stamp))
     }
 
-    /// Answers a request within the list with as many extents as fit.
+    /// Answers a request covered by the list with as many extents as fit.
     fn answer(&mut self, io: &Io) {
         let Some(room) = &io.buf else { return };
         let mut list = ExtentList::new(room);
@@ -108,8 +108,8 @@ impl List {
         self.next = at.min(to)..at + 1;
     }
 
-    /// Takes the extents that the device has listed, up to the end of the device: a file may be
-    /// longer than its exported part. Returns false if the list is invalid.
+    /// Takes the extents listed by the device, up to the end of the device: a file may be longer
+    /// than its exported part. Returns false if the list is invalid.
     fn take(&mut self, search: &Search) -> bool {
         self.known.clear();
         self.start = search.io.offset;
@@ -125,14 +125,14 @@ impl List {
     }
 
     /// Plans a search for a request; at level 1 or higher, it extends beyond the request. The
-    /// device has `size` bytes in blocks of `block`.
+    /// device has `size` bytes in blocks of `block` bytes.
     fn plan(&self, io: &Io, level: u32, size: u64, block: u64) -> Io {
         let own = extents::count_in(io.buf.as_ref().map_or(0, MemSlice::len));
         let count = (own << (3 * level)).min(COUNT_MAX);
         let most = u64::from(u32::MAX).min(size.saturating_sub(io.offset)) / block * block;
         let len = (u64::from(io.len) << (6 * level)).min(most);
         let buf = self.room.slice(0, extents::room_for(count));
-        // Fits, because `len` is at most `most`.
+        // This fits because `len` is at most `most`.
         Io { len: u32::try_from(len).unwrap_or(io.len), buf, ..io.clone() }
     }
 }
@@ -145,7 +145,7 @@ pub(super) struct KnownExtents {
     changes: ShardChanges,
     /// Empty until the first request for extents.
     lists: Vec<List>,
-    /// Requests answered without the device.
+    /// Requests answered without using the device.
     answered: VecDeque<Completion>,
     /// Whether a request was resubmitted since the device was polled.
     resubmitted: bool,
@@ -159,7 +159,7 @@ impl KnownExtents {
         Self { source, watch, changes, lists: Vec::new(), answered, resubmitted: false, clock: 0 }
     }
 
-    /// Submits an IO to the device, or answers it.
+    /// Submits an IO to the device, or answers it from a list.
     ///
     /// # Errors
     /// The IO, if the device is full.
@@ -176,8 +176,7 @@ impl KnownExtents {
         self.changes.end(&self.watch);
     }
 
-    /// Returns the next IO completed by the device, or the next request answered without the
-    /// device.
+    /// Returns the next IO completed by the device, or the next request answered without it.
     pub(super) fn reap(&mut self, device: &mut dyn BlockDevice) -> Option<Completion> {
         if let Some(answered) = self.answered.pop_front() {
             return Some(answered);
@@ -209,18 +208,19 @@ impl KnownExtents {
         self.resubmitted = false;
     }
 
-    /// Whether an answered request waits to be reaped.
+    /// Whether an answered request is waiting to be reaped.
     pub(super) fn has_answered(&self) -> bool {
         !self.answered.is_empty()
     }
 
-    /// Time of the poll that reaps answered requests and executes those that were resubmitted.
+    /// Time of the poll that will reap answered requests and execute resubmitted ones.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.has_answered() || self.resubmitted).then_some(Instant::ZERO)
     }
 
     fn submit_extents(&mut self, io: Io, device: &mut dyn BlockDevice) -> Result<(), Io> {
-        // The device refuses invalid requests. A truncated file was changed by another program.
+        // The device refuses invalid requests. If the file is truncated, another program has
+        // changed it.
         let is_valid = device.geometry().check(&io).is_ok();
         if !is_valid || self.source.is_cut() || self.prepare(device).is_err() {
             return device.submit(io);

@@ -1,8 +1,8 @@
 //! One shard's part of every session: its connections, the requests that arrived over them, and its
 //! devices. Every IO passes through here without any allocation.
 //!
-//! A path has a row on each shard with one of its connections (`path.rs`), a connection has a row
-//! in the shard's table (`conn.rs`), and a path's row has one request row per permit
+//! A path has a row on each shard that has one of its connections (`path.rs`), a connection has a
+//! row in the shard's table (`conn.rs`), and a path's row has one request row per permit
 //! (`request.rs`). `pipeline.rs` processes requests.
 //!
 //! The control shard controls the lifecycle of a path; this shard reports events (`Broken`,
@@ -58,7 +58,7 @@ use crate::export::ExportTable;
 use crate::path::io::bare_write;
 use crate::path::{PathEnd, PathKey, PeerFault};
 
-/// Connection of a completion, and the path of that connection.
+/// The connection that a completion belongs to, and that connection's path.
 #[derive(Clone, Copy)]
 struct ConnRef {
     conn: ConnRow,
@@ -81,7 +81,7 @@ pub struct Shard {
     looked_at: Vec<RequestRef>,
     /// Closed exports that may still have running requests.
     retiring: Vec<Closed>,
-    /// Internal errors of former paths, and those without a path.
+    /// Internal errors of paths that have ended, and those without a path.
     internal_errors: u64,
     now: Instant,
     exit: bool,
@@ -150,7 +150,7 @@ impl Shard {
                 }
             }
             ShardMessage::Answer { path, permit, answer } => {
-                // The answer is dropped if the path has ended meanwhile.
+                // The answer is dropped if the path has ended in the meantime.
                 self.with_path(path, ctx, |shard, path, ctx| {
                     let at = RequestRef { path, permit };
                     shard.step(at, None, ctx, |step, ctx| step.control_answered(&answer, ctx));
@@ -243,7 +243,7 @@ impl Shard {
         self.end_path_if_over(row, ctx.out);
     }
 
-    /// Polls devices and checks requests that wait for others. Returns whether anything happened.
+    /// Polls devices and checks requests waiting for others. Returns true if anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
         let mut busy = self.look(ctx.out);
@@ -277,7 +277,7 @@ impl Shard {
         busy
     }
 
-    /// Checks requests that wait for others. Returns whether any has ended its wait.
+    /// Checks requests waiting for others. Returns true if any of them is no longer waiting.
     fn recheck_waiting(&mut self, ctx: &mut Ctx<'_>) -> bool {
         // Both lists keep their allocation.
         let mut waited = mem::take(&mut self.looked_at);
@@ -375,7 +375,7 @@ impl Shard {
     }
 
     /// Runs a step of a request, then removes the request's path if nothing of it remains on this
-    /// shard. A new request arrives over `conn`.
+    /// shard. `conn` is the connection of a new request.
     fn step(
         &mut self,
         at: RequestRef,
@@ -464,7 +464,7 @@ impl Shard {
     /// Binds all windows of an admitted path, then sends INFO_RSP.
     fn serve(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         let path = &mut self.paths[row];
-        // Connection 0 may have ended meanwhile: the path is about to be closed.
+        // Connection 0 may have ended in the meantime: the path is about to be closed.
         let Some(service) = path.service() else { return };
         let conn = &self.conns[service];
         let chunks = path.chunks();
@@ -510,7 +510,7 @@ impl Shard {
     fn received(&mut self, from: ConnRef, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
         let ConnRef { conn: at, path: row, cid, provider } = from;
         let path = &mut self.paths[row];
-        // Done first, because the next message must find a receive.
+        // Done first, because the next message needs a posted receive.
         let wr_id = WorkId::Recv.encode(at);
         if let Err(error) = ctx.fabrics[provider.index()].post_recv(wc.qp, wr_id, None) {
             return path.fail_by_fabric(&error, ctx.out);
@@ -540,7 +540,7 @@ impl Shard {
     }
 
     /// Posts a zero-length write with a heartbeat's immediate. Does nothing if the send queue is
-    /// full: then there is enough traffic, or the peer floods this server.
+    /// full: in that case there is enough traffic, or the peer is flooding this server.
     fn post_heartbeat(&mut self, at: ConnRow, imm: Imm, ctx: &mut Ctx<'_>) {
         let conn = &mut self.conns[at];
         if conn.has_room()
@@ -574,7 +574,7 @@ impl Shard {
     }
 
     /// Stops accepting requests, and reports to the control shard when no request is running.
-    /// Limits of exports do not delay the end of the path.
+    /// Export limits do not delay the end of the path.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
@@ -635,7 +635,7 @@ impl Shard {
         }
     }
 
-    /// Reports closed exports on which this shard is no longer running requests of their session.
+    /// Reports closed exports on which this shard no longer runs their session's requests.
     fn report_retired(&mut self, out: &mut Outbox) {
         let Self { paths, retiring, .. } = self;
         retiring.retain(|closed| {

@@ -1,16 +1,16 @@
-//! Orphaned writes: writes of closed paths that the disk still executes.
+//! Orphaned writes: writes of closed paths that the disk is still executing.
 //!
-//! The result of such a request is not reported, and its client may have considered it failed by
-//! now: a late write must not overwrite a newer one. When a shard closes its part of a path, it
-//! therefore enters in this table the bytes that the device may still change. It does so before it
+//! The result of such a request is not reported, and the client may already consider it failed, so
+//! a late write must not overwrite a newer one. When a shard closes its part of a path, it
+//! therefore records in this table the bytes that the device may still change. It does so before it
 //! reports to the control shard that it has stopped serving the path, and thus before a FENCE for
 //! the path is answered and before the client can reconnect it. A later change to the same bytes,
 //! on any shard, path or session, waits until the orphaned write has ended (`pipeline.rs`).
 //! Everything else continues: reads, changes elsewhere, other exports. An orphaned write releases
-//! its permit, because this table protects more precisely.
+//! its permit, because this table gives more precise protection.
 //!
-//! One table per export, shared by all shards and sessions. Normal IO reads only one number in the
-//! table.
+//! Each export has one table, shared by all shards and sessions. Normal IO reads only one number in
+//! it.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub struct OrphanedWrite {
     pub session: SessionId,
     /// Path of the request.
     pub path: PathKey,
-    /// Former permit of the request.
+    /// Permit that the request held.
     pub permit: PermitId,
 }
 

@@ -1,4 +1,4 @@
-//! The part of a path on this shard: its connections here, its requests, and its mode.
+//! This shard's part of a path: its connections, its requests and its mode.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ pub(super) struct LocalPath {
     conns: Vec<ConnRow>,
     /// Connection 0, if it is on this shard.
     service: Option<ConnRow>,
-    /// Requests that hold their permit, or that held it when the path was closed and are still
-    /// running.
+    /// Number of requests that hold their permits, or held them when the path was closed and are
+    /// still running.
     inflight: u32,
     /// Exports whose devices on this shard have registered the path's chunks.
     attached: Vec<bool>,
@@ -140,7 +140,7 @@ impl LocalPath {
         }
     }
 
-    /// Sets the number of posted first binds, or counts a completed bind. Returns whether none is
+    /// Sets the number of posted first binds, or counts a completed bind. Returns whether none are
     /// left.
     pub(super) fn first_binds(&mut self, posted: Option<u16>) -> bool {
         self.first_binds = posted.unwrap_or_else(|| self.first_binds.saturating_sub(1));

@@ -7,7 +7,7 @@
 //! disk are entered in a separate table (`overlap.rs`) before their permits are released. A replay
 //! therefore never overtakes its original.
 //!
-//! Each word is 0 when free, otherwise the path's number (48 bits, never 0) and shard (16 bits).
+//! A word is 0 if free, otherwise the path's number (48 bits, never 0) and the shard (16 bits).
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::sync::atomic::{AtomicU64, Ordering};
@@ -55,11 +55,11 @@ impl PermitTable {
         Self { words: (0..count).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Tries to claim a permit, which must be below the table's count.
+    /// Tries to claim a permit, whose number must be less than the table's count.
     pub fn claim(&self, permit: PermitId, holder: Holder) -> Claim {
         assert!((1..1 << 48).contains(&holder.path), "path {} has 1 to 48 bits", holder.path);
         let word = &self.words[permit.index()];
-        // Acquire pairs with the release below: the former holder's work is complete.
+        // Acquire pairs with the release below: the previous holder's work is complete.
         match word.compare_exchange(0, holder.word(), Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Claim::Granted,
             Err(_) if rtrs_core::mutated!(ReplayWithoutPermit) => Claim::Granted,
@@ -68,7 +68,7 @@ impl PermitTable {
         }
     }
 
-    /// Releases a permit. Panics if a different holder has it, which is a bug in this server.
+    /// Releases a permit. Panics if a different holder holds it, which is a bug in this server.
     pub fn release(&self, permit: PermitId, holder: Holder) {
         if rtrs_core::mutated!(ReplayWithoutPermit) && self.holder(permit) != Some(holder) {
             return;

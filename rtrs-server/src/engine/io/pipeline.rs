@@ -1,5 +1,5 @@
 //! The request pipeline of a shard, top to bottom: a request arrives, claims its permit, has the
-//! peer's key revoked, is parsed and validated, runs at the device, and is answered.
+//! peer's key revoked, is parsed and validated, runs on the device, and is answered.
 //!
 //! Each step calls the next one, or leaves the request in a state with the data it needs to
 //! continue (`request.rs`); the event that ends the wait continues at the step below. A request
@@ -8,10 +8,10 @@
 //! ([`LocalPath::internal_error`]). The message is copied out of the chunk once and the copy is
 //! validated; with `always_invalidate` the peer's key is revoked before that.
 //!
-//! Three waits end on any shard, without a message: `Deferred`, for the permit, which a path that
+//! Any shard may end three waits, without a message: `Deferred`, for the permit, which a path that
 //! is not closed still holds (`permits.rs`); `Blocked`, for orphaned writes of a closed path to the
-//! bytes that are to change (`overlap.rs`); and `Turn`, for other changes of a block (`turns.rs`).
-//! A shard with such a request therefore checks it in each turn, and every millisecond when nothing
+//! bytes that are to change (`overlap.rs`); and `Turn`, for other changes to a block (`turns.rs`).
+//! A shard with such a request therefore checks it on each turn, and every millisecond when nothing
 //! else happens. A deferred request has no permit and is dropped when its path finishes. The others
 //! hold their permits, count as in flight, and are dropped when their paths close. The same applies
 //! to `Throttled` requests, which rate limits delay before these waits (`delayed.rs`).
@@ -71,7 +71,7 @@ enum Wanted {
     Answer(u16),
     /// SESS_INFO: answer with this data.
     SessInfo([u8; SessInfoRsp::LEN]),
-    /// Request for the control shard.
+    /// Request to the control shard.
     Control(ControlRequest),
     /// IO for a device.
     Io(IoProgress),
@@ -225,7 +225,7 @@ impl Step<'_> {
     }
 
     /// Whether the message at `offset` closes a device. The peer may change it until its key is
-    /// revoked, and then has a request running that delays the end of its own path.
+    /// revoked, but a different request then delays only the end of the peer's own path.
     fn is_close(&self, offset: u32) -> bool {
         let mut header = [0; USER_LEN_MAX];
         let Ok(message) = self.read_message(offset) else { return false };
@@ -258,7 +258,7 @@ impl Step<'_> {
             Ok(UserMessage::Open { access, returns, dev_name }) => match Name::new(dev_name) {
                 Ok(name) => {
                     let mode = OpenMode::new(access, data_len);
-                    // The byte of a client that does not compare may have any value.
+                    // A client that does not compare may put any value in this byte.
                     let mode = OpenMode { returns: returns && mode.compares, ..mode };
                     Wanted::Control(ControlRequest::Open { name: Box::new(name), mode })
                 }
@@ -357,8 +357,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Step 6. Begins an IO that no limit delays. It may be blocked by an orphaned write of a
-    /// closed path to its bytes, wait for its turn, or queue for a full device.
+    /// Step 6. Begins an IO that no limit delays. It may be blocked by a closed path's orphaned
+    /// write to its bytes, wait for its turn, or queue for a full device.
     pub(super) fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
         if self.is_blocked(&io) {
             self.note_blocked(&mut request.arrival, &io);
@@ -402,7 +402,7 @@ impl Step<'_> {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let counters = self.path.counters();
         counters.blocked.add(1);
-        // Either the client resent it, or it abandoned the request that held the permit before.
+        // Either the client resent the write, or it abandoned an earlier request with this permit.
         let original = |other: &OrphanedWrite, write: &Range<u64>| {
             (other.session, other.permit) == (shared.session.id, permit)
                 && touches(write, &io.bytes())
@@ -432,7 +432,7 @@ impl Step<'_> {
                 if matches!(wait, Wait::Blocked) {
                     self.path.counters().blocked.sub(1);
                 }
-                // Nothing has kept the device open meanwhile.
+                // Nothing has kept the device open in the meantime.
                 if let Err(errno) = self.open_device(io.export) {
                     let reply = Reply::to_io(errno, &io);
                     return self.finish(request, reply, ctx);
@@ -535,7 +535,7 @@ impl Step<'_> {
         self.settle(end, ctx);
     }
 
-    /// Step 8. Acts on the result of a step, now or when the syncs that decide it have ended.
+    /// Step 8. Acts on the result of a step, now or once the syncs that decide it have ended.
     fn settle(&mut self, end: Settling, ctx: &mut Ctx<'_>) {
         let request = &mut self.path.requests[self.at.permit];
         let Some(io) = request.io() else {
@@ -608,8 +608,8 @@ impl Step<'_> {
         }
     }
 
-    /// Step 10. Finishes a decided request: binds the chunk's window under a fresh key, then
-    /// answers, in order with the answers that wait for room in the send queue.
+    /// Step 10. Finishes a request whose result is decided: binds the chunk's window under a fresh
+    /// key, then answers, in order with the answers that are waiting for room in the send queue.
     pub(super) fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         self.end_turn(ctx.out);
         let answers = self.path.answers();

@@ -26,11 +26,11 @@ pub(super) enum IoStep {
 /// State of a change that may take turns with others (`turns.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Not entered, because no other change takes turns there.
+    /// Not in the turn list.
     None,
-    /// Entered and waiting.
+    /// In the turn list, waiting.
     Waits,
-    /// Entered and running; others may wait for its end.
+    /// In the turn list, running; others may be waiting for it to end.
     Runs,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct SyncProgress {
 pub(super) struct DeviceTime {
     /// Time when the current step was submitted.
     submitted: Instant,
-    /// Nanoseconds that ended steps spent at the device.
+    /// Nanoseconds that completed steps have spent at the device.
     spent_ns: u64,
 }
 
@@ -65,7 +65,7 @@ impl DeviceTime {
         self.spent_ns += now.as_nanos().saturating_sub(self.submitted.as_nanos());
     }
 
-    /// Nanoseconds that ended steps spent at the device.
+    /// Nanoseconds that completed steps have spent at the device.
     pub(super) const fn spent_ns(&self) -> u64 {
         self.spent_ns
     }
@@ -100,7 +100,7 @@ pub(super) struct IoProgress {
 }
 
 impl IoProgress {
-    /// Whether the IO changes the content of the device.
+    /// Whether the IO changes the device's contents.
     pub(super) const fn changes(&self) -> bool {
         self.op.changes()
     }

@@ -29,9 +29,9 @@ pub enum RequestState {
     Control,
     /// Delayed by the export's rate limits.
     Throttled,
-    /// An older write of a closed path to the same bytes is still at the disk.
+    /// An older write of a closed path to the same bytes has not finished on the disk.
     Blocked,
-    /// Another change of a block must end first (`turns.rs`).
+    /// Another change to a block must end first (`turns.rs`).
     Turn,
     /// The device queue is full.
     Queued,
@@ -88,7 +88,7 @@ pub(super) struct Parsed {
 }
 
 impl Parsed {
-    /// Cuts the data to the part of the chunk that an extent list uses.
+    /// Shortens the data to the part of the chunk that an extent list uses.
     pub(super) fn cut(self, chunk: &MemSlice) -> Self {
         let list = chunk.slice(0, self.data_len as usize);
         let used = list.and_then(|list| u32::try_from(extents::used_len(&list)).ok());
@@ -103,7 +103,7 @@ pub(super) struct Reply {
     pub(super) errno: u16,
     /// For a valid IO: the operation, and whether it had to be durable.
     pub(super) io: Option<(IoOp, bool)>,
-    /// Nanoseconds spent at the device.
+    /// Nanoseconds spent in the device.
     pub(super) backend_ns: u64,
     /// Whether the answer has data although it is an error: the reason for refusing an OPEN.
     pub(super) explained: bool,
@@ -149,8 +149,8 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Request {
     state: State,
-    /// Device whose loss the last answer of this row reported. The client has received that answer
-    /// when it uses the permit again on this path.
+    /// Device whose loss the last answer from this row reported. The client has received that
+    /// answer by the time it uses the permit again on this path.
     pub(super) reported_loss: Option<DeviceId>,
 }
 
@@ -204,7 +204,7 @@ impl Request {
         }
     }
 
-    /// Changes the state. Panics if the change is invalid, which is a bug of this crate.
+    /// Changes the state. Panics if the change is invalid, which is a bug in this crate.
     #[track_caller]
     pub(super) fn go(&mut self, to: State) {
         let from = self.state();

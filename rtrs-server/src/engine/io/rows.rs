@@ -1,8 +1,7 @@
-//! Request rows of a path on a shard: one for each permit, allocated in blocks.
+//! A path's request rows on a shard: one for each permit, allocated in blocks.
 //!
 //! A block is allocated when one of its permits is first used. Clients reuse the most recently
-//! freed permit, so a lightly loaded session has few blocks, and none is allocated in the steady
-//! state.
+//! freed permit, so a lightly loaded session has few blocks, and the steady state allocates none.
 
 use std::ops::{Index, IndexMut};
 
@@ -13,10 +12,10 @@ use super::request::Request;
 /// Number of rows in a block.
 const BLOCK: usize = 32;
 
-/// Stands in for every row that is not allocated.
+/// Stands in for every row that has not been allocated.
 static FREE: Request = Request::new();
 
-/// Request rows of a path.
+/// A path's request rows.
 #[derive(Debug)]
 pub(super) struct Rows(Box<[Option<Box<[Request; BLOCK]>>]>);
 
@@ -32,7 +31,7 @@ impl Rows {
         Some(&block[permit.index() % BLOCK])
     }
 
-    /// All allocated rows, mutable.
+    /// All allocated rows, mutably.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (PermitId, &mut Request)> {
         let blocks = self.0.iter_mut().enumerate();
         let made = blocks.filter_map(|(at, block)| Some((at * BLOCK, block.as_deref_mut()?)));

@@ -2,9 +2,9 @@
 //!
 //! A failed sync raises the export's epoch (`epoch.rs`) and is answered once the epoch has been
 //! saved. A successful sync is decided and answered only when all syncs that may have consumed its
-//! error have ended: a flush by the session's ledger (`ledger.rs`), a write with FUA by the epoch
-//! in which it was submitted. Until then the request is `Settling`; the shard checks such requests
-//! in each turn, and another shard whose sync has ended wakes it with a message.
+//! error have ended: a flush is decided by the session's ledger (`ledger.rs`), a write with FUA by
+//! the epoch in which it was submitted. Until then the request is `Settling`; the shard checks such
+//! requests in each turn, and another shard whose sync has ended wakes it with a message.
 //!
 //! The request pipeline calls [`submit`](IoProgress::submit), `end_sync`, `is_settled` and
 //! [`end_step`](IoProgress::end_step) in that order, and so does the loom model of this protocol.
@@ -40,7 +40,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// Result of a step of an IO, and the conditions for acting on it.
+/// Result of an IO's step, and the conditions for acting on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settling {
     pub(super) status: IoStatus,
@@ -72,7 +72,7 @@ enum Verdict {
     Stands,
     /// The flush fails: acknowledged writes may be lost.
     ReportLoss(Hidden, u16),
-    /// The write with FUA fails: another sync failed meanwhile, possibly for its bytes.
+    /// The write with FUA fails: another sync failed in the meantime, possibly on its bytes.
     Fail(u16),
 }
 
@@ -91,7 +91,7 @@ impl IoProgress {
         failed && (self.is_flush() || !status.is_refusal())
     }
 
-    /// Whether the step is a flush that covers all data acknowledged before.
+    /// Whether the step is a flush that covers all data acknowledged before it.
     fn covers_all(&self) -> bool {
         self.step == IoStep::PreFlush || self.op == IoOp::Flush
     }
@@ -127,8 +127,8 @@ impl IoProgress {
     }
 
     /// Undoes `begin_sync` because the device queue was full. Other shards are not woken: a shard
-    /// whose device queue is full too would wake this one in response. Waiting requests are checked
-    /// again anyway.
+    /// whose device queue is also full would wake this one in response. Waiting requests are
+    /// checked again anyway.
     fn withdraw_sync(&mut self, devices: &mut Devices) {
         if let Some(number) = self.sync.number.take() {
             devices.back(self.export, number);
@@ -136,7 +136,7 @@ impl IoProgress {
     }
 
     /// Processes a step that the device has completed, possibly for a closed path. Also returns
-    /// whether other shards wait for the end of this step.
+    /// whether other shards are waiting for this step to end.
     pub(super) fn end_sync(
         &mut self,
         now: Instant,
@@ -157,7 +157,7 @@ impl IoProgress {
         }
         let Some(number) = self.sync.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);
-        // Read after the sync's number has been returned: later syncs began after this end.
+        // Read after the sync's number has been returned: later syncs began after this one ended.
         end.horizon = devices.epoch(self.export).order().horizon();
         (end, wakes)
     }

@@ -1,4 +1,4 @@
-//! Tables whose row numbers have their own types.
+//! Tables whose row numbers have types of their own.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -63,7 +63,7 @@ impl Waiting {
 }
 
 impl RequestRef {
-    /// Encodes the reference as the tag of an IO.
+    /// Encodes the reference as an IO tag.
     pub(super) fn tag(self) -> u64 {
         u64::from(self.path.0) << 16 | u64::from(self.permit.0)
     }
@@ -104,7 +104,7 @@ impl<R: Row, T> Table<R, T> {
         self.rows.get(row.place())?.as_ref()
     }
 
-    /// Returns a row, mutable.
+    /// Returns a row mutably.
     pub(super) fn get_mut(&mut self, row: R) -> Option<&mut T> {
         self.rows.get_mut(row.place())?.as_mut()
     }
@@ -119,12 +119,12 @@ impl<R: Row, T> Table<R, T> {
         (0..).zip(&self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_ref()?)))
     }
 
-    /// All rows with their numbers, mutable.
+    /// All rows with their numbers, mutably.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (R, &mut T)> {
         (0..).zip(&mut self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_mut()?)))
     }
 
-    /// All rows, mutable.
+    /// All rows, mutably.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.rows.iter_mut().flatten()
     }

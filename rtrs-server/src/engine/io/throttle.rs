@@ -1,10 +1,10 @@
 //! Rate limits of exports, shared by all shards.
 //!
 //! Each limit is a `Bucket`: one atomic word, which holds the time up to which its rate is used up.
-//! Starting a request advances that time in each of the request's buckets, by the cost of one
-//! request or of its bytes. A request may start once that time is at most `burst` ahead of now. So
-//! an idle export saves up no more than `burst`, and a request that costs more still starts and
-//! delays the next requests. Delayed requests wait in their shards' queues (`delayed.rs`).
+//! Starting a request advances that time in each bucket that applies, by the cost of one request or
+//! of its bytes. A request may start once that time is at most `burst` ahead of now. So an idle
+//! export saves up no more than `burst`, and a request that costs more still starts but delays the
+//! next requests. Delayed requests wait in their shards' queues (`delayed.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::rate_limits::RateLimits;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Maximum number of bytes charged for a discard or write zeroes, which may be much longer than a
-/// chunk: other requests must not wait minutes behind it.
+/// chunk: other requests must not have to wait for minutes behind it.
 const UNSENT_MAX: u32 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Charge of an IO; None for operations that are never limited.
+    /// Charge for an IO; None for operations that are never limited.
     pub(super) fn of(op: IoOp, len: u32) -> Option<Self> {
         let (direction, bytes) = match op {
             IoOp::Read => (Direction::Read, len),
@@ -90,7 +90,7 @@ impl Bucket {
     }
 }
 
-/// Buckets that count in one unit, requests or bytes: for all IO, for reads and for writes.
+/// Buckets that count one unit, requests or bytes: for all IO, for reads and for writes.
 #[derive(Debug)]
 struct Buckets {
     all: Option<Bucket>,
@@ -104,7 +104,7 @@ impl Buckets {
         Self { all, reads, writes }
     }
 
-    /// Buckets that apply to a direction.
+    /// Buckets that apply to IO in a direction.
     fn of(&self, direction: Direction) -> impl Iterator<Item = &Bucket> {
         let own = match direction {
             Direction::Read => &self.reads,
@@ -114,7 +114,7 @@ impl Buckets {
     }
 }
 
-/// Buckets of all limits on an export. Changed limits get new buckets, which are full.
+/// Buckets for all limits on an export. Changed limits get new buckets, which are full.
 #[derive(Debug)]
 pub(super) struct Budget {
     limits: RateLimits,
@@ -147,7 +147,7 @@ impl Budget {
         Instant::from_nanos(taken.max().unwrap_or(0).saturating_sub(burst))
     }
 
-    /// Returns the charge of a request that will not start.
+    /// Refunds the charge for a request that will not start.
     pub(super) fn give_back(&self, charge: Charge) {
         self.buckets(charge).for_each(|(bucket, units)| bucket.give_back(units));
     }
@@ -177,7 +177,7 @@ impl Throttle {
         self.0.lock().as_ref().map(|budget| budget.limits)
     }
 
-    /// Returns the buckets of the limits; None if the export has none.
+    /// Returns the buckets for the limits; None if the export has none.
     pub(super) fn budget(&self) -> Option<Arc<Budget>> {
         self.0.lock().clone()
     }

@@ -1,11 +1,11 @@
 //! Partial writes, and the changes that take turns with them.
 //!
 //! A partial write changes bytes within one block: the block is read, the bytes are inserted, and
-//! the block is written. No other change of that block may run in between, on any shard, path or
+//! the block is written. No other change to that block may run in between, on any shard, path or
 //! session. [`Ranges`] implements the turns, with one list per export. While no partial write is in
 //! flight, a change costs one load.
 //!
-//! Requests waiting for their turn are rechecked in each turn of their shard, like blocked requests
+//! Requests waiting for their turn are rechecked each time their shard runs, like blocked requests
 //! (`pipeline.rs`), and shards wake each other.
 
 use rtrs_core::ids::{ChunkIndex, CoreIndex};
@@ -41,8 +41,8 @@ impl Step<'_> {
         io.turn == Turn::None && (!io.changes() || io.partial.is_none() && alone()) || skips
     }
 
-    /// Whether the IO of this request has its turn, or needs none. Otherwise enters it in the turn
-    /// list, where it waits.
+    /// Whether it is the turn of this request's IO, or the IO needs none. Otherwise enters the IO
+    /// in the turn list, where it waits.
     pub(super) fn takes_turn(&mut self, out: &mut Outbox) -> bool {
         let Some(io) = self.path.requests[self.at.permit].io().copied() else { return true };
         if self.is_free(&io) || io.turn == Turn::Runs {
@@ -101,8 +101,8 @@ impl Step<'_> {
 }
 
 impl Shard {
-    /// Enters this shard's requests in flight in the turn lists of exports whose partial writes
-    /// wait for that. Returns whether there were any such exports.
+    /// Enters this shard's requests in flight in the turn lists of exports with partial writes that
+    /// wait for this. Returns whether there were any such exports.
     pub(super) fn look(&mut self, out: &mut Outbox) -> bool {
         let Self { index, devices, paths, .. } = self;
         if !devices.must_look() {
@@ -119,7 +119,7 @@ impl Shard {
                     let Some(io) = request.io_mut().filter(|io| io.export == export) else {
                         continue;
                     };
-                    // A throttled or blocked request is entered when it begins.
+                    // A throttled or blocked request is entered when it begins to run.
                     if begins || !io.changes() || io.turn != Turn::None {
                         continue;
                     }

@@ -20,8 +20,8 @@ pub(super) struct IoTarget<'a> {
     pub(super) limits: Limits,
 }
 
-/// Plans an IO from its message. The error is the errno to answer immediately, 0 if there is
-/// nothing to do. `room` is the number of bytes in the chunk for the data or an answer.
+/// Plans an IO from its message. The error is the errno to answer with immediately, or 0 if there
+/// is nothing to do. `room` is the number of bytes in the chunk for the data or an answer.
 pub(super) fn plan_io(
     target: IoTarget<'_>,
     rw_op: RwOp,
@@ -77,7 +77,7 @@ pub(super) fn plan_io(
     })
 }
 
-/// Returns the operation of the device that serves a request.
+/// Returns the device operation that serves a request.
 fn device_op(rw_op: RwOp) -> Result<IoOp, u16> {
     match rw_op {
         RwOp::Read => Ok(IoOp::Read),
@@ -116,7 +116,7 @@ fn locate(target: IoTarget<'_>, rw_op: RwOp, header: &IoHeader) -> Result<Place,
     Ok(Place { offset, len: geometry.logical_block, partial: Some(part) })
 }
 
-/// Validates the range of an IO of any length, by the rules of [`Geometry::check`].
+/// Validates the range of an IO of any length, according to the rules of [`Geometry::check`].
 fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
     if op == IoOp::Flush {
         return IoStatus::Ok;
@@ -142,7 +142,7 @@ fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoSta
     }
 }
 
-/// Maximum number of bytes that the device takes in one IO, in whole blocks.
+/// Maximum number of bytes that the device accepts in one IO, in whole blocks.
 pub(super) fn part_max(geometry: &Geometry, op: IoOp) -> u32 {
     let max = match op {
         IoOp::Read | IoOp::Write => geometry.io_max,

@@ -1,4 +1,4 @@
-//! Tests of access lists: connections, opens, and disconnection of clients that lose access.
+//! Tests of access lists: connections, opens, and the disconnection of clients that lose access.
 
 use rtrs_core::wire::{
     AccessMode, InfoReq, Name, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno,
@@ -85,7 +85,7 @@ fn each_path_of_a_session_must_have_its_access() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[anyone(1, "rw")], &[anyone(0, "rw")]);
     let mut first = Peer::open(&mut fixture, from(0));
-    // The second address may connect, but may not do what the session does.
+    // The second address may connect, but lacks the access that the session uses.
     let mut second = Peer::new(&fixture, second_path(1));
     assert_eq!(second.connect(&mut fixture, 0), Err(-13));
     set(&fixture, &[], &[anyone(0, "rw"), anyone(1, "ro")]);
@@ -106,7 +106,7 @@ fn only_connected_paths_are_checked_and_later_ones_when_they_connect() {
     let both = [anyone(0, "rw"), anyone(1, "rw")];
     set(&fixture, &[anyone(0, "rw")], &both);
     let mut first = Peer::open(&mut fixture, from(0));
-    // The second address may do what the session does now, but not what the session does later.
+    // The second address has the access that the session uses now, but not what it uses later.
     let mut second = Peer::new(&fixture, second_path(1));
     for cid in 0..second_path(1).cid_num {
         second.connect(&mut fixture, cid).unwrap();
@@ -269,7 +269,7 @@ fn repeated_events_are_counted_and_the_count_is_recorded() {
         opens.map(shown).collect()
     };
     assert_eq!(opens(&events.lock()), [("vol".to_owned(), 0), ("other".to_owned(), 0)]);
-    // No more events follow, and the suppressed ones are reported: one line represents three.
+    // No more events follow, so the suppressed ones are reported: one line represents three.
     fixture.pass(std::time::Duration::from_secs(5));
     let all = opens(&events.lock());
     assert_eq!(all[2..], [("vol".to_owned(), 2)], "{all:?}");
@@ -325,7 +325,7 @@ fn the_events_of_a_session_that_opens_an_export_are_recorded_in_order() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = fixture.audited();
     let _first = Peer::up(&mut fixture, from(0), "first");
-    // Its connect repeats that of the first session, and is held back.
+    // Its connect event repeats that of the first session, and is suppressed.
     let options = PeerOptions { session: 2, path: 2, ..from(0) };
     let mut second = Peer::up(&mut fixture, options, "second");
     assert!(second.open_device(&mut fixture, "vol", RO).is_ok());

@@ -1,4 +1,4 @@
-//! Tests of the operator's commands: listing, ending paths, evicting and draining, including with a
+//! Tests of the operator's commands: listing, ending paths, evicting and draining, also with a
 //! backend that never answers.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn second_path() -> PeerOptions {
     PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() }
 }
 
-/// A path of another session.
+/// Options for a path of another session.
 fn other(session: u8) -> PeerOptions {
     PeerOptions { session, path: session, local: session, ..PeerOptions::default() }
 }
@@ -36,7 +36,7 @@ fn drain(ms: u64) -> AdminRequest {
     AdminRequest::Drain { within: Duration::from_millis(ms) }
 }
 
-/// Paths that an answer reports as ending.
+/// Returns the paths that an answer reports as ending.
 fn ended(answer: &Mutex<Option<AdminReply>>) -> Vec<u64> {
     match answer.lock().take() {
         Some(AdminReply::Ended { paths, .. }) => paths,
@@ -82,7 +82,7 @@ fn sessions_are_listed_with_their_counters() {
     assert_eq!((paths.len(), paths[0].path, paths[1].path), (2, 1, 2));
     assert_eq!((paths[0].connections, &*paths[0].transport), (3, "sim"));
     assert_eq!((paths[0].io.inflight, paths[1].io.inflight), (1, 0));
-    // The counters of a former path stay with its session.
+    // The counters of an ended path are kept with its session.
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     a.leave(&mut fixture);
@@ -101,7 +101,7 @@ fn a_disconnected_path_can_reconnect() {
     assert_eq!(states(&fixture), [PathStage::Connected]);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut a = Peer::up(&mut fixture, again, "sess");
-    // Disconnect all paths, by the session's ID.
+    // Disconnect all paths by the session's ID.
     let answer = fixture.admin(disconnect("01010101-0101-0101-0101-010101010101", None));
     assert_eq!(ended(&answer), [2, 3]);
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
@@ -119,7 +119,7 @@ fn a_disconnected_path_can_reconnect() {
 fn an_evicted_session_stays_away_and_its_export_is_free() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
-    // The client's host was restarted: the same name, a different ID.
+    // The client's host was restarted: same name, different ID.
     let mut early = Peer::new(&fixture, other(2));
     for cid in 0..3 {
         early.connect(&mut fixture, cid).unwrap();
@@ -154,14 +154,14 @@ fn an_evicted_session_keeps_its_export_while_its_io_runs() {
     assert_eq!(dead.closed(&mut fixture), 3);
     let list = fixture.sessions();
     assert_eq!((list[0].state, list[0].io.inflight), (SessionState::Evicted, 1));
-    // Its name is free; the export that it may still write to is not.
+    // Its name can be used again, but not yet the export that it may still write to.
     let mut new = Peer::up(&mut fixture, other(2), "sess");
     let open = |fixture: &mut Fixture, new: &mut Peer| {
         new.open_device(fixture, "vol", AccessMode::ReadWrite).map(|_| ())
     };
     assert_eq!(open(&mut fixture, &mut new), Err(errno::EPERM));
     new.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
-    // The name refers to the living session.
+    // The name refers to the session that is still alive.
     let _ = ended(&fixture.admin(disconnect("sess", Some(2))));
     assert_eq!(new.closed(&mut fixture), 3);
     let mut new = Peer::up(&mut fixture, PeerOptions { recon_cnt: 2, ..other(2) }, "sess");
@@ -198,7 +198,7 @@ fn a_session_reopening_for_reading_keeps_its_export_while_its_writes_run() {
 fn an_open_in_progress_is_not_completed_for_an_evicted_session() {
     let mut fixture = Fixture::new(StandOptions { search: true, ..StandOptions::default() });
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
-    // Running IO keeps the session, so that the search still finds it.
+    // Running IO keeps the session alive, so that it can still be found.
     fixture.device.lock().hold = true;
     dead.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     dead.send_open(0, "found", AccessMode::ReadWrite);
@@ -229,7 +229,7 @@ fn a_hanging_backend_blocks_no_other_session() {
     neighbor.open_device(&mut fixture, "other", AccessMode::ReadOnly).unwrap();
     neighbor.send_read((2, 6), io(Rw::READ, 0, 512));
     assert_eq!(neighbor.reply(&mut fixture).errno, 0);
-    // The path ends, and reconnects, while its write still runs.
+    // The path ends, and reconnects, while its write is still running.
     let _ = ended(&fixture.admin(disconnect("sess", Some(1))));
     assert_eq!(stuck.closed(&mut fixture), 3);
     let again = PeerOptions { recon_cnt: 2, first_conn: false, ..PeerOptions::default() };
@@ -239,7 +239,7 @@ fn a_hanging_backend_blocks_no_other_session() {
     let list = fixture.sessions();
     assert_eq!(list[0].paths[0].state, PathStage::Draining);
     assert_eq!((list[0].io.inflight, list[1].io.inflight), (1, 0));
-    // Evicting does not wait for the write either.
+    // Nor does evicting wait for the write.
     assert_eq!(ended(&fixture.admin(evict("sess"))), [1, 2, 4]);
     assert_eq!((back.closed(&mut fixture), second.closed(&mut fixture)), (3, 3));
     neighbor.send_read((2, 6), io(Rw::READ, 0, 512));
@@ -257,7 +257,7 @@ fn paths_ended_by_the_operator_are_recorded_by_command() {
     let recorded = |fixture: &mut Fixture, peer: &mut Peer| {
         assert!(peer.closed(fixture) > 0);
         let events = std::mem::take(&mut *events.lock());
-        // A connect that was held back is recorded first.
+        // A connect event that was held back is recorded first.
         let end = events.iter().find(|event| event.event != AuditKind::Connect).unwrap();
         assert_eq!(end.session_name.as_deref(), Some("sess"));
         end.event
@@ -311,7 +311,7 @@ fn a_drain_closes_the_paths_of_a_session_one_by_one() {
     assert_eq!(status, -104, "no other client is admitted");
     let why = refused(&fixture.admin(drain(1)));
     assert!(why.contains("already stopping"), "{why}");
-    // The other path carries new requests meanwhile.
+    // The other path carries new requests in the meantime.
     b.send_flush((2, 9));
     fixture.settle();
     assert_eq!(fixture.load().1, 2, "the flush was accepted");
@@ -359,7 +359,7 @@ fn a_drain_is_bounded() {
     let answer = fixture.admin(drain(10_000));
     fixture.pass(Duration::from_millis(4_900));
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (0, 0));
-    // A path whose IO never ends does not delay the next one for longer than half of the time.
+    // A path whose IO never ends does not delay the next one for more than half the time.
     fixture.pass(Duration::from_millis(200));
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (0, 3));
     fixture.pass(Duration::from_millis(4_800));

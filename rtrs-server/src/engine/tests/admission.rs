@@ -15,7 +15,7 @@ fn small(change: impl Fn(&mut SessionParams)) -> Fixture {
     Fixture::new(options)
 }
 
-/// A new session from one of the client's addresses.
+/// Options for a new session from one of the client's addresses.
 fn of(session: u8, local: u8) -> PeerOptions {
     PeerOptions { session, path: session, local, ..PeerOptions::default() }
 }
@@ -67,12 +67,12 @@ fn the_oldest_unproven_session_of_the_busiest_source_is_evicted() {
     let closed: Vec<usize> = crowd.iter_mut().map(|peer| peer.closed(&mut fixture)).collect();
     assert_eq!((closed, single.closed(&mut fixture)), (vec![1, 1, 0, 0], 0));
     assert_eq!(refused(&mut fixture, "strangers-ended"), 2);
-    // One session of each source is left; the next connection evicts the oldest.
+    // One session from each source is left; the next connection evicts the oldest.
     let mut more = half_open(&mut fixture, 15, 4);
     assert_eq!((single.closed(&mut fixture), more.closed(&mut fixture)), (1, 0));
 }
 
-/// The limit on unproven sessions is reached, so each connection that is admitted evicts one.
+/// The limit on unproven sessions has been reached, so each connection admitted evicts one.
 #[test]
 fn a_refused_connection_evicts_nothing() {
     let mut fixture = small(|params| params.half_open_max = 3);
@@ -132,8 +132,8 @@ fn a_session_without_opens_times_out() {
     assert_eq!((tries.closed(&mut fixture), opened.closed(&mut fixture)), (3, 0));
 }
 
-/// The listener learns an address when a session opens an export, once for all paths from that
-/// address, and the address of each later path.
+/// When a session opens an export, the listener learns each address of its paths once. After that,
+/// it learns the address of each new path.
 #[test]
 fn the_listener_knows_the_addresses_of_sessions() {
     let mut fixture = small(|_| ());

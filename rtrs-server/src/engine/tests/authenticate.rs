@@ -1,4 +1,4 @@
-//! Tests of CHALLENGE and AUTH: accepted and refused proofs of a path.
+//! Tests of CHALLENGE and AUTH: accepted and refused proofs on a path.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,8 +25,7 @@ fn key(seed: u8) -> PrivateKey {
     PrivateKey::from_seed([seed; 32]).unwrap()
 }
 
-/// Configuration with the server's key and those of the clients with these numbers, `db1` and so
-/// on.
+/// Configuration with the server's key and the keys of the clients with these numbers (`db1` etc.).
 pub(super) fn server_config(clients: &[u8]) -> TlsServerConfig {
     let mut list = Clients::default();
     clients.iter().for_each(|n| list.add(&format!("db{n}"), key(*n).public()));
@@ -45,7 +44,7 @@ struct Backlog {
     room: usize,
 }
 
-/// An authenticator that queues tasks until the test runs them.
+/// An authenticator whose tasks are queued until the test runs them.
 #[derive(Clone, Debug)]
 pub(super) struct AuthQueue(Arc<Mutex<Backlog>>);
 
@@ -61,7 +60,7 @@ impl Authenticator for AuthQueue {
 }
 
 impl AuthQueue {
-    /// Creates the authenticator of a server that knows these clients.
+    /// Installs an authenticator on a server that knows these clients.
     pub(super) fn install(fixture: &mut Fixture, clients: &[u8]) -> Self {
         let (tasks, config) = (VecDeque::new(), server_config(clients));
         let queue = Self(Arc::new(Mutex::new(Backlog { config, tasks, nonce: 0x40, room: 64 })));
@@ -91,7 +90,7 @@ impl AuthQueue {
     }
 }
 
-/// Options for paths of clients that can authenticate.
+/// Options for paths from clients that can authenticate.
 pub(super) fn proving(options: PeerOptions) -> PeerOptions {
     let extensions = ClientExtensions { authenticates: true, ..options.extensions };
     PeerOptions { extensions, ..options }
@@ -129,14 +128,14 @@ pub(super) fn challenge(
     }
 }
 
-/// Sends a proof. Returns the errno of the answer.
+/// Sends a proof. Returns the errno in the answer.
 pub(super) fn auth(fixture: &mut Fixture, queue: &AuthQueue, peer: &mut Peer, data: &[u8]) -> u16 {
     peer.send_auth((0, 0), data);
     queue.run_all(fixture);
     peer.reply(fixture).errno
 }
 
-/// Creates the proof of a client on a path, for a challenge that it sends.
+/// Creates a client's proof on a path, for a challenge that it sends.
 pub(super) fn proof(
     fixture: &mut Fixture,
     queue: &AuthQueue,
@@ -149,13 +148,13 @@ pub(super) fn proof(
     client.answer(facts, None, &asked, &answer).unwrap()
 }
 
-/// Authenticates the client of a path. Returns the errno of the answer.
+/// Authenticates the client of a path. Returns the errno in the answer.
 pub(super) fn prove(fixture: &mut Fixture, queue: &AuthQueue, peer: &mut Peer, n: u8) -> u16 {
     let data = proof(fixture, queue, peer, &client_config(n));
     auth(fixture, queue, peer, &data)
 }
 
-/// A path of client `n` with full access.
+/// A path from client `n` with full access.
 pub(super) fn proved(
     fixture: &mut Fixture,
     queue: &AuthQueue,
@@ -191,7 +190,7 @@ fn a_proof_names_the_client_of_a_path() {
     peer.open_device(&mut fixture, "vol", RW).unwrap();
     peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    // A client that has authenticated has nothing left to prove.
+    // An authenticated client has nothing left to prove.
     let asked = client_config(1).challenge([9; 32]);
     assert_eq!(challenge(&mut fixture, &queue, &mut peer, &asked), Err(errno::EINVAL));
     assert_eq!(auth(&mut fixture, &queue, &mut peer, &[1; 60]), errno::EINVAL);
@@ -313,7 +312,7 @@ fn an_invalid_proof_opens_nothing() {
         refused(&mut fixture, &|fixture, peer| {
             let facts = wrong(facts(fixture, &peer.options));
             let answer = challenge(fixture, &queue, peer, &asked).unwrap();
-            // Answers as a server would for those facts, so that the client signs.
+            // Answers as a server with those facts would, so that the client signs.
             let config = server_config(&[1]);
             let (theirs, _) = config.prove(facts, &asked, answer.nonce).unwrap();
             client.answer(facts, None, &asked, &theirs).unwrap()
@@ -365,7 +364,7 @@ fn a_session_has_a_single_client() {
     let second = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
     let mut other = unproved(&mut fixture, second);
     assert_eq!(prove(&mut fixture, &queue, &mut other, 2), errno::EACCES);
-    // The same client uses another path.
+    // The same client authenticates another path.
     assert_eq!(prove(&mut fixture, &queue, &mut other, 1), 0);
     assert_eq!(fixture.sessions()[0].identity, "key:db1");
     other.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
@@ -435,7 +434,7 @@ fn a_proof_that_cannot_be_checked_now_is_refused_and_may_be_retried() {
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
     assert_eq!(queue.run_all(&mut fixture), 1);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    // A client leaves no room for the answer, and a result for an ended path is dropped.
+    // A client leaves no room for the answer, and the result for a path that has ended is dropped.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut small = unproved(&mut fixture, other);
     small.send_challenge((0, 0), &asked, 511);

@@ -42,12 +42,12 @@ fn aside() -> StandOptions {
     options
 }
 
-/// Four paths, the maximum, each from a different address.
+/// Creates four paths, the maximum, each from a different address.
 fn crowd(fixture: &mut Fixture, n: u8) -> Vec<Peer> {
     (n..n + 4).map(|n| unproved(fixture, alone(n, STRANGE + n % 10))).collect()
 }
 
-/// Number of paths that have ended.
+/// Returns the number of paths that have ended.
 fn gone(fixture: &mut Fixture, crowd: &mut [Peer]) -> usize {
     crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) > 0)).sum()
 }
@@ -89,7 +89,7 @@ fn authenticated_paths_use_the_servers_memory_budget() {
         paths.push(proved(&mut fixture, &queue, at(1 + n, n), 1));
         assert_eq!(fixture.used_memory(), bytes * u64::from(n + 1));
     }
-    // All capacity for others is available.
+    // All the capacity for others is available.
     let mut others = crowd(&mut fixture, 0);
     assert_eq!(gone(&mut fixture, &mut others), 0);
     assert_eq!(fixture.used_memory(), bytes * 12);
@@ -154,7 +154,7 @@ fn unauthenticated_peers_do_not_prevent_a_reconnect() {
     let mut back = proved(&mut fixture, &queue, again(3), 1);
     assert_eq!(gone(&mut fixture, &mut strangers), 2);
     back.leave(&mut fixture);
-    // After some time the client is unknown again.
+    // After some time, the client is unknown again.
     fixture.pass(Duration::from_secs(601));
     let mut strangers = crowd(&mut fixture, 20);
     let mut back = Peer::new(&fixture, proving(again(5)));

@@ -1,5 +1,5 @@
 //! The fabric of the server's shards: a simulated one that records posted requests and whose device
-//! has properties that a test sets.
+//! has properties set by a test.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -41,19 +41,19 @@ pub(super) struct DeviceOptions {
     pub(super) register_max: usize,
     /// Whether the device lacks memory windows.
     pub(super) no_windows: bool,
-    /// Memory per connection in bytes.
+    /// Memory per connection, in bytes.
     pub(super) connection_bytes: u64,
     /// Whether the device's queue pairs cannot be destroyed.
     pub(super) undead: bool,
     /// Whether there are many devices: each request arrives over a different one.
     pub(super) many: bool,
-    /// Whether released resources stay until the server ends.
+    /// Whether released resources remain until the server ends.
     pub(super) slow: bool,
     /// Whether memory is registered only when the test requests it.
     pub(super) aside: bool,
     /// Whether the device does not support proofs.
     pub(super) takes_no_proofs: bool,
-    /// Lowest address of the peers that use TLS as `db1`, with a key.
+    /// Lowest address of the peers that use TLS with a key, as `db1`.
     pub(super) tls_from: Option<IpAddr>,
 }
 
@@ -201,7 +201,7 @@ impl Fabric for Tee {
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
         let mut event = self.inner.next_event();
-        // RDMA CM may pass on its whole buffer, padded after the data that was sent.
+        // RDMA CM may pass on its whole buffer, with padding after the data that was sent.
         if let Some(FabricEvent::Request(request)) = &mut event
             && request.private_data.as_bytes().len() == ConnReq::LEN
         {

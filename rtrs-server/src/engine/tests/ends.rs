@@ -14,7 +14,7 @@ fn second_path() -> PeerOptions {
     PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() }
 }
 
-/// A session with two paths and its device open.
+/// Creates a session with two paths and its device open.
 fn two_paths(always_invalidate: bool) -> (Fixture, Peer, Peer) {
     let mut options = StandOptions::default();
     options.params.always_invalidate = always_invalidate.into();
@@ -102,7 +102,7 @@ fn a_replay_closes_the_abandoned_path() {
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(b.reply(&mut fixture).errno, 0);
-    // The client reconnects the path, while the session keeps its device open.
+    // The client reconnects the path while the session keeps its device open.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut back = Peer::up(&mut fixture, PeerOptions { first_conn: false, ..again }, "sess");
     back.send_read((1, 6), io(Rw::READ, 0, 512));
@@ -146,7 +146,7 @@ fn dead_paths_with_running_io_do_not_accumulate() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for life in 0..4u16 {
-        // Each path writes to a different range, so that none waits for another.
+        // Each path writes to a different range, so none waits for another.
         let sector = u64::from(life);
         peer.send_write((1, life), io(Rw::WRITE, sector, 512), &[1; 512]);
         fixture.settle();

@@ -18,7 +18,7 @@ use crate::stats::{ExportSnapshot, ExportState};
 const RW: AccessMode = AccessMode::ReadWrite;
 
 impl Fixture {
-    /// Exports one more disk.
+    /// Exports another disk.
     fn export(&self, name: &str, id: &str, disk: &Arc<Mutex<DeviceState>>) {
         let geometry = self.held("fixed").source.geometry();
         let source = TestSource {
@@ -44,7 +44,7 @@ impl Fixture {
         found.expect("an export")
     }
 
-    /// Weak reference to an export, for counting its holders: the table, and shards that have its
+    /// Weak reference to an export, for counting its holders: the table, and shards that have the
     /// device open.
     fn holders(&self, name: &str) -> Weak<Export> {
         Arc::downgrade(&self.held(name))
@@ -149,7 +149,7 @@ fn a_forced_removal_ends_devices_once_their_io_ended() {
     assert_eq!(remove(&mut fixture, "vol", true), Ok(vec!["sess".to_owned()]));
     let vol = list(&mut fixture).swap_remove(0);
     assert_eq!((&*vol.name, vol.state, vol.open_by.len()), ("vol", ExportState::Removing, 1));
-    // New requests are refused, and running ones are answered as they complete.
+    // New requests are refused, and those in flight are answered as they complete.
     peer.send_read((2, 8), io(Rw::READ, 0, 512));
     assert_eq!(peer.reply(&mut fixture).errno, errno::EIDRM);
     assert!(held.strong_count() > 0, "its write still runs");
@@ -192,7 +192,7 @@ fn a_client_with_an_identity_does_not_get_a_later_export_of_the_same_name() {
     let _ = remove(&mut fixture, "vol", true).unwrap();
     let disk = fixture.disk();
     fixture.export("vol", "another", &disk);
-    // The open is refused over another path, and after all paths were lost.
+    // The open is also refused over another path, and after all paths have been lost.
     let (mut second, opened) = comparing(&mut fixture, second_path(), "/vol");
     assert_eq!(opened, Err(errno::EIDRM));
     second.leave(&mut fixture);
@@ -201,7 +201,7 @@ fn a_client_with_an_identity_does_not_get_a_later_export_of_the_same_name() {
     let (mut peer, opened) = comparing(&mut fixture, again(), "vol");
     assert_eq!(opened, Err(errno::EIDRM));
     peer.leave(&mut fixture);
-    // A client that attaches again gets the export.
+    // A client that attaches again can open the export.
     let (_new, opened) = comparing(&mut fixture, other(), "vol");
     assert_eq!(opened, Ok(0));
 }
@@ -231,8 +231,7 @@ fn flushes_after(id: &str, fails: bool) -> [u16; 2] {
 
 #[test]
 fn unflushed_writes_at_a_removal_are_reported_later() {
-    // The epoch of the fixture is not saved, so it is unknown whether it rose, which counts as a
-    // loss.
+    // The fixture's epoch is not saved, so whether it rose is unknown, which counts as a loss.
     assert_eq!(flushes_after("vol", true), [errno::EIO, 0]);
     assert_eq!(flushes_after("vol", false), [errno::EIO, 0]);
     assert_eq!(flushes_after("another", false), [errno::EIO, 0], "it was written elsewhere");
@@ -254,7 +253,7 @@ fn a_session_ending_during_a_removal_leaves_nothing() {
     fixture.pass(Duration::from_millis(20));
     assert_eq!(held.strong_count(), 0);
     fixture.assert_empty();
-    // The slot of the removed export is free for another one.
+    // The removed export's slot is free for another one.
     let disk = fixture.disk();
     fixture.export("new", "new", &disk);
     let mut peer = Peer::up(&mut fixture, other(), "sess");

@@ -1,5 +1,5 @@
 //! Tests of extents that shards cache: a list is used as long as it equals the result of a search,
-//! whichever session writes.
+//! no matter which session writes.
 
 use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::extents::{self, Extent};
@@ -12,7 +12,7 @@ use rtrs_core::wire::{AccessMode, Rw, WriteMsg};
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io};
 
-/// Number of sectors of the device.
+/// Number of sectors on the device.
 const SECTORS: u64 = 2048;
 
 fn server(sole_writer: bool) -> Fixture {
@@ -64,7 +64,7 @@ fn map(fixture: &mut Fixture, peer: &mut Peer, conn: usize) -> Vec<bool> {
     holes
 }
 
-/// Holes of the device as they are now.
+/// Current holes in the device.
 fn holes(fixture: &Fixture) -> Vec<bool> {
     let device = fixture.device.lock();
     device.bytes.chunks(512).map(|sector| sector.iter().all(|byte| *byte == 0)).collect()
@@ -231,7 +231,7 @@ fn lists_are_kept_again_after_the_last_change() {
     }
 }
 
-/// Constant writes make each search cover only what is requested.
+/// Under constant writes, each search covers only what is requested.
 #[test]
 fn searches_do_not_run_ahead_during_constant_writes() {
     let mut fixture = server(true);
@@ -304,7 +304,7 @@ fn a_list_ends_where_the_export_does() {
     assert_eq!(seen, [Extent { len: 8 * 512, hole: true }]);
     fixture.device.lock().bytes[512 * 1500..512 * 1600].fill(1);
     fixture.device.lock().size = None;
-    // Its open makes the shards notice the new size.
+    // Opening it makes the shards notice the new size.
     let mut peer = open(&mut fixture, 2, AccessMode::ReadOnly);
     let seen = extents_at(&mut fixture, &mut peer, 1, 1500..1508, 4096);
     assert_eq!(seen, [Extent { len: 8 * 512, hole: false }]);

@@ -1,5 +1,5 @@
-//! The fixture of the session tests: a server's shards on the simulated fabric, a device that can
-//! be held, and a log of every work request that the server posts.
+//! The fixture of the session tests: a server's shards on the simulated fabric, a device whose IO
+//! can be held, and a log of every work request that the server posts.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -46,7 +46,7 @@ pub(super) struct DeviceState {
     pub(super) holds: bool,
     /// Whether flushes, and IOs after a flush, are not executed.
     pub(super) hold_flush: bool,
-    /// Failure of the next sync only; with `hold_failed` it does not complete.
+    /// Failure of the next sync only; with `hold_failed`, that sync does not complete.
     pub(super) lost: Option<IoStatus>,
     pub(super) hold_failed: bool,
     /// Number of IOs that may be in flight per shard.
@@ -63,7 +63,7 @@ pub(super) struct DeviceState {
     pub(super) unsearchable_from: Option<u64>,
 }
 
-/// An in-memory device that tests can hold.
+/// An in-memory device whose IO tests can hold.
 #[derive(Debug)]
 pub(super) struct TestSource {
     pub(super) geometry: Geometry,
@@ -199,7 +199,7 @@ impl BlockDevice for TestDevice {
     }
 }
 
-/// Options of a server under test.
+/// Options for a server under test.
 #[derive(Clone, Debug)]
 pub(super) struct StandOptions {
     pub(super) params: SessionParams,
@@ -208,11 +208,11 @@ pub(super) struct StandOptions {
     pub(super) device: DeviceOptions,
     /// Whether the test searches for names that are not exported.
     pub(super) search: bool,
-    /// Whether the devices report that their content is lost when the process ends.
+    /// Whether the devices report that their contents are lost when the process ends.
     pub(super) volatile: bool,
     /// Whether the exports are locked.
     pub(super) exclusive: bool,
-    /// Whether nothing but the devices changes the content.
+    /// Whether nothing but the devices changes the contents.
     pub(super) sole_writer: bool,
     /// Epoch of the exports.
     pub(super) epoch: Arc<SyncEpoch>,
@@ -286,7 +286,7 @@ impl Fixture {
         Self::serving(options, None)
     }
 
-    /// Creates a server with these exports, or with default ones.
+    /// Creates a server with `exports`, or with the default ones.
     #[allow(clippy::needless_pass_by_value, reason = "tests make them in the call")]
     pub(super) fn serving(options: StandOptions, exports: Option<Arc<ExportTable>>) -> Self {
         let world_options = WorldOptions { bind: options.bind, ..WorldOptions::default() };
@@ -479,12 +479,12 @@ impl Fixture {
         events
     }
 
-    /// Work requests that the server posted since the last call.
+    /// Work requests that the server has posted since the last call.
     pub(super) fn posted(&self) -> Vec<Posted> {
         std::mem::take(&mut *self.log.borrow_mut())
     }
 
-    /// Regions of chunks that the server has registered since the last call.
+    /// Chunk regions that the server has registered since the last call.
     pub(super) fn pools(&self) -> Vec<(u64, Access)> {
         let chunks = usize::from(self.params.limits.queue_depth());
         let size = chunks * self.params.limits.chunk_size() as usize;
@@ -505,19 +505,19 @@ impl Fixture {
         count
     }
 
-    /// Bytes that wait to be registered, and whose memory still exists.
+    /// Number of bytes that are waiting to be registered and whose memory still exists.
     pub(super) fn waiting(&self) -> usize {
         self.aside.borrow().waiting.iter().map(|(_, what)| what.region.len()).sum()
     }
 
-    /// Bytes of chunks that count against the limit.
+    /// Number of chunk bytes that count against the limit.
     pub(super) fn used_memory(&mut self) -> u64 {
         let answer = self.admin(AdminRequest::Sessions).lock().take();
         let Some(AdminReply::Sessions { memory, .. }) = answer else { panic!("no sessions") };
         memory.used_bytes
     }
 
-    /// Bytes that the server currently has registered.
+    /// Number of bytes that the server currently has registered.
     pub(super) fn registered(&self) -> usize {
         self.world.registered(self.node)
     }
@@ -557,7 +557,7 @@ impl Fixture {
         answer
     }
 
-    /// Engine of the control shard.
+    /// The control shard's engine.
     pub(super) fn control(&mut self) -> &mut ServerEngine {
         &mut self.hosts[0].core
     }

@@ -81,7 +81,7 @@ fn every_invalid_con_req_is_refused_with_its_errno() {
         assert_eq!(failure, errno, "{what}");
         fixture.assert_empty();
     }
-    // A newer minor version and padding after the message are accepted.
+    // A newer minor version, and padding after the message, are accepted.
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::new(&fixture, good);
     peer.connect_raw(&mut fixture, &bytes(&|b| b[4] = 9)).unwrap();
@@ -146,7 +146,7 @@ fn limits_on_sessions_and_half_open_connections_apply() {
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     peer.connect(&mut fixture, 0).unwrap();
     peer.connect(&mut fixture, 1).unwrap();
-    // A session is not evicted for a connection of its own.
+    // A session is not evicted to make room for its own connection.
     assert_eq!(peer.connect(&mut fixture, 2).unwrap_err(), -122);
     fixture.pass(Duration::from_secs(6));
     fixture.assert_empty();
@@ -207,7 +207,7 @@ fn info_req(name: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A client that supports refusals in INFO_RSP.
+/// Options for a client that supports refusals in INFO_RSP.
 fn takes_refusals() -> PeerOptions {
     let extensions = ClientExtensions { info_refusals: true, ..ClientExtensions::default() };
     PeerOptions { session: 9, path: 9, local: 1, extensions, ..PeerOptions::default() }
@@ -239,7 +239,7 @@ fn refused_info_requests_are_answered_for_clients_that_support_it() {
     eager.send_info(&mut fixture, &info_req(b"a/b"));
     eager.send_imm(1, 72);
     assert_eq!(eager.closed(&mut fixture), 3);
-    // A message that is not an INFO_REQ gets no answer.
+    // A message other than INFO_REQ is not answered.
     let mut wrong = Peer::new(&fixture, takes_refusals());
     (0..3).for_each(|cid| wrong.connect(&mut fixture, cid).unwrap());
     fixture.posted();
@@ -284,7 +284,7 @@ fn an_immediate_instead_of_info_req_ends_the_path() {
     }
 }
 
-/// A fixture whose device has fewer capabilities.
+/// A fixture whose device has limited capabilities.
 fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Fixture {
     let mut options = StandOptions { device, ..StandOptions::default() };
     change(&mut options.params);
@@ -300,7 +300,7 @@ fn insufficient_memory_is_reported_with_the_first_connection() {
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -12);
     fixture.assert_empty();
-    // If less is registered, the path comes up, with and without fresh keys.
+    // If less memory is registered, the path comes up with and without fresh keys.
     for always_invalidate in [false, true] {
         let mut fixture = poor(device, |params| {
             params.limits = Limits::new(4, 16384).unwrap();
@@ -310,7 +310,7 @@ fn insufficient_memory_is_reported_with_the_first_connection() {
         peer.leave(&mut fixture);
         fixture.assert_empty();
     }
-    // On other devices memory is registered when the path is complete, and a refusal ends the path.
+    // On other devices, memory is registered once the path is complete; a refusal ends the path.
     let mut fixture = poor(DeviceOptions { pins_memory: false, ..device }, |_| ());
     let mut peer = Peer::new(&fixture, PeerOptions { cid_num: 1, ..PeerOptions::default() });
     peer.connect(&mut fixture, 0).unwrap();
@@ -345,7 +345,7 @@ fn a_device_without_windows_is_used_unless_fresh_keys_are_required() {
     let mut fixture = small(|params| params.always_invalidate = AutoSwitch::Auto);
     let peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     assert!(peer.new_rkey && fixture.sessions()[0].paths[0].fresh_keys);
-    // Required fresh keys are not silently omitted.
+    // If fresh keys are required, they are not silently omitted.
     let device = DeviceOptions { pins_memory: true, no_windows: true, ..DeviceOptions::default() };
     let mut fixture = poor(device, |params| params.always_invalidate = AutoSwitch::On);
     let mut peer = Peer::new(&fixture, PeerOptions::default());

@@ -1,4 +1,4 @@
-//! Tests of what an intruder can do to a session's client if the intruder reaches the port and
+//! Tests of what an intruder can do to a session's client if the intruder can reach the port and
 //! knows the UUIDs of the session and its paths, but has no key.
 
 use rtrs_core::identity::ServerProcess;
@@ -104,7 +104,7 @@ fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
         write(&mut fixture, &mut owner);
         let depths: Vec<_> = fixture.sessions().iter().map(|one| one.queue_depth).collect();
         assert_eq!(depths, [16]);
-        // From now on the depth is fixed.
+        // From now on, the depth is fixed.
         let mut other = Peer::new(&fixture, proving(with_depth(8, at(3, 3))));
         assert_eq!(other.connect(&mut fixture, 0), Err(-104));
         owner.leave(&mut fixture);
@@ -181,7 +181,7 @@ fn there_is_always_capacity_for_a_client() {
         }
     }
     assert!(there(&mut fixture, &mut crowd) <= 32);
-    // Paths that leave repeatedly do not lock out others, either.
+    // Nor do paths that leave repeatedly lock out others.
     crowd.into_iter().for_each(|mut peer| peer.leave(&mut fixture));
     for n in 0..100 {
         let mut peer = Peer::new(&fixture, proving(at(50 + n, OUTSIDE)));
@@ -214,13 +214,13 @@ fn connections_from_another_address_are_another_path() {
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     write(&mut fixture, &mut owner);
     assert_eq!(prove(&mut fixture, &queue, &mut thief, 2), errno::EACCES);
-    // One of two paths between the same addresses is sufficient.
+    // One of two paths between the same addresses is enough.
     let (mut one, mut two) = (unproved(&mut fixture, at(7, 1)), unproved(&mut fixture, at(8, 1)));
     assert_eq!(prove(&mut fixture, &queue, &mut one, 1), 0);
     assert_eq!(prove(&mut fixture, &queue, &mut two, 1), errno::EACCES);
 }
 
-/// Options of a server that pins chunks, with memory for `paths` paths.
+/// Options for a server that pins chunks, with memory for `paths` paths.
 pub(super) fn short_of(paths: u64) -> StandOptions {
     let mut options = StandOptions::default();
     options.device.pins_memory = true;
@@ -324,7 +324,7 @@ fn events_of_unauthenticated_paths_are_recorded_as_such() {
     let event = &taken[0];
     assert_eq!((event.event, event.result), (AuditKind::Authenticate, AuditResult::Refused));
     assert_eq!(event.address.unwrap().ip(), client_ip(OUTSIDE));
-    // A client that proved a different identity is not unauthenticated.
+    // A client that has proven a different identity does not count as unauthenticated.
     let mut other = unproved(&mut fixture, at(11, 3));
     assert_eq!(prove(&mut fixture, &queue, &mut other, 2), errno::EACCES);
     let taken = std::mem::take(&mut *events.lock());

@@ -1,5 +1,5 @@
 //! Tests of rate limits: the combined rate of sessions, changes of limits, and paths and exports
-//! that end while requests wait.
+//! that end while requests are waiting.
 
 use std::collections::VecDeque;
 
@@ -52,15 +52,15 @@ fn second_session() -> PeerOptions {
     PeerOptions { session: 2, path: 2, local: 2, ..PeerOptions::default() }
 }
 
-/// Sends one write per permit, to the sector with the same number, all on one connection. The
-/// first begins immediately and the others wait.
+/// Sends one write per permit, to the sector with the same number, all on one connection. The first
+/// begins immediately; the others wait.
 fn send_writes(peer: &mut Peer, permits: std::ops::Range<u16>) {
     for permit in permits {
         peer.send_write((1, permit), io(Rw::WRITE, permit.into(), 512), &[7; 512]);
     }
 }
 
-/// Permits of the answers so far, all of which report success.
+/// Permits of the requests answered so far, all of which succeeded.
 fn answered(peer: &mut Peer, fixture: &mut Fixture) -> Vec<u16> {
     let replies = peer.replies(fixture);
     assert!(replies.iter().all(|reply| reply.errno == 0), "{replies:?}");
@@ -149,7 +149,7 @@ fn waiting_requests_follow_changed_limits() {
     assert_eq!(answered(&mut peer, &mut fixture), [1, 2, 3]);
     fixture.limit(RateLimits { iops_read: Some(1), iops: None, ..ONE });
     assert_eq!(answered(&mut peer, &mut fixture), (4..12).collect::<Vec<_>>());
-    // Without limits nothing waits, and nothing counts as throttled.
+    // Without limits, nothing waits or counts as throttled.
     peer.send_read((1, 0), io(Rw::READ, 0, 512));
     peer.send_read((1, 1), io(Rw::READ, 0, 512));
     assert_eq!(answered(&mut peer, &mut fixture), [0]);
@@ -187,7 +187,7 @@ fn a_session_that_ends_drops_its_waiting_requests() {
     assert!(answered(&mut other, &mut fixture).is_empty());
     peer.leave(&mut fixture);
     assert_eq!(fixture.sessions().len(), 1);
-    // The session that left had taken the next turn, and gave it back.
+    // The session that left had the next turn, and gave it back.
     fixture.pass(Duration::from_secs(2));
     assert_eq!(answered(&mut other, &mut fixture), [3]);
     assert_eq!(fixture.executed(), [(IoOp::Write, 0), (IoOp::Read, 0)]);
@@ -211,7 +211,7 @@ fn a_waiting_request_is_resent_over_another_path() {
     let mut second = Peer::up(&mut fixture, options, "sess");
     send_writes(&mut first, 0..4);
     assert_eq!(answered(&mut first, &mut fixture), [0]);
-    // The client has given up the first path, which the server learns from the permits.
+    // The client has given up on the first path, as the permits tell the server.
     send_writes(&mut second, 1..4);
     fixture.pass(Duration::from_secs(4));
     let mut permits = answered(&mut second, &mut fixture);

@@ -1,7 +1,7 @@
-//! Test of every order in which a change, a failing sync and a flush may take effect and complete.
+//! Tests every order in which a change, a failing sync and a flush may take effect and complete.
 //!
-//! One session has a change and a flush in flight. A sync, of another session or the change's own,
-//! consumes the error of the disk's cache at one point and completes at another. In every
+//! One session has a change and a flush in flight. A sync, from another session or the change's
+//! own, consumes the disk cache's error at one point and completes at another. In every
 //! interleaving of these points, for every kind of change and every status, a flush reports an
 //! acknowledged change that the disk lost, and a successful flush covers what it promises.
 
@@ -33,7 +33,7 @@ const STATUSES: [IoStatus; 12] = [
     IoStatus::Busy,
 ];
 
-/// Places of the earlier, acknowledged write and of the change.
+/// Locations of the earlier, acknowledged write and of the change.
 const BEFORE: usize = 0;
 const CHANGE: usize = 1;
 
@@ -42,7 +42,7 @@ enum Form {
     Plain,
     /// The disk supports FUA.
     Fua,
-    /// FUA on a disk without it, so that a flush follows.
+    /// FUA on a disk that does not support it, so that a flush follows.
     FuaByFlush,
     Preflush,
 }
@@ -78,7 +78,7 @@ struct Case {
     /// Status of the sync that consumes the error; the change's own sync if there is no other.
     status: IoStatus,
     other: bool,
-    /// Connections of the flush and of the other sync; each is served by a different shard.
+    /// Connections of the flush and of the other sync, each served by a different shard.
     conns: [usize; 2],
 }
 
@@ -89,7 +89,7 @@ impl Case {
         [(Actor::Change, change), (Actor::OtherSync, other), (Actor::Flush, 3)]
     }
 
-    /// Every order of the actors' turns.
+    /// Every possible order of the actors' turns.
     fn schedules(&self) -> Vec<Vec<Actor>> {
         let mut all = Vec::new();
         extend(&mut Vec::new(), &mut self.lengths(), &mut all);
@@ -118,7 +118,7 @@ fn extend(done: &mut Vec<Actor>, left: &mut [(Actor, usize); 3], all: &mut Vec<V
     }
 }
 
-/// Maximum number of runs on one bench: the played clients' send queues take 256 requests.
+/// Maximum number of runs on one bench: the simulated clients' send queues hold 256 requests.
 const RUNS_MAX: usize = 40;
 
 struct Bench {
@@ -187,10 +187,10 @@ struct Run<'a> {
     case: Case,
     actors: [Progress; 3],
     seen: usize,
-    /// Places whose changes the flush covers: acknowledged when it was submitted, and not reported
-    /// as lost.
+    /// Locations whose changes the flush covers: those acknowledged when it was submitted, and not
+    /// reported as lost.
     covered: [bool; 2],
-    /// Whether PREFLUSH of the change covers the earlier write.
+    /// Whether the change's PREFLUSH covers the earlier write.
     preflush_covers: bool,
 }
 
@@ -267,7 +267,7 @@ impl Run<'_> {
         disk.run(id, if takes { self.case.status } else { IoStatus::Ok })
     }
 
-    /// Lets the server continue, and records the IOs at the disk with their actor, and the answers.
+    /// Lets the server continue, and records the answers and each IO at the disk with its actor.
     fn collect(&mut self, whose: Actor) {
         for reply in self.bench.one.replies(&mut self.bench.fixture) {
             let actor = if reply.permit == 3 { Actor::Change } else { Actor::Flush };

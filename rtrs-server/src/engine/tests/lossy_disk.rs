@@ -1,8 +1,7 @@
-//! A disk with a volatile cache. Each IO takes effect, and later completes, when the test requests
-//! it.
+//! A disk with a volatile cache. Each IO takes effect, and later completes, when the test says so.
 //!
-//! A failed sync drops the contents of the cache and reports that only to this sync, as Linux does
-//! with write-back errors.
+//! A failed sync drops the contents of the cache, which is reported only to that sync, as Linux
+//! does with write-back errors.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -43,7 +42,7 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct LossyState {
     pub(super) fates: [Fate; PLACES],
-    /// Whether the change of each place has completed, so that a flush covers it.
+    /// Whether the change to each place has completed, so that a flush covers it.
     completed: [bool; PLACES],
     held: Vec<Held>,
     /// Number of IOs taken; also the identifier of the next one.
@@ -74,7 +73,7 @@ impl LossyState {
         io.op == IoOp::Flush || io.fua
     }
 
-    /// Lets an IO take effect with this outcome. A refused change has no effect. Returns false if
+    /// Makes an IO take effect with this outcome. A refused change has no effect. Returns false if
     /// the IO has already taken effect.
     pub(super) fn run(&mut self, id: usize, outcome: IoStatus) -> bool {
         let io = self.find(id);

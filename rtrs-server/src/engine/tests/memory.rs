@@ -1,4 +1,4 @@
-//! Tests of chunk memory: peers' writes before OPEN, and the accounting against the limit.
+//! Tests of chunk memory: peers' writes before OPEN, and accounting against the limit.
 
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::limits::Limits;
@@ -15,7 +15,7 @@ use crate::stats::MemorySnapshot;
 const STRIDE: u64 = (256 << 10) + 4096;
 const ENOMEM: i16 = -12;
 
-/// Chunks of 256 KiB, each of which counts separately.
+/// Options for chunks of 256 KiB, each of which is counted separately.
 fn options(always_invalidate: bool) -> StandOptions {
     let mut options = StandOptions::default();
     options.params.limits = Limits::new(16, 256 << 10).unwrap();
@@ -23,7 +23,7 @@ fn options(always_invalidate: bool) -> StandOptions {
     options
 }
 
-/// A server that has memory for this number of chunks, pinned or not.
+/// A server with memory for this number of chunks, pinned or not.
 fn short_of(chunks: u64, pins_memory: bool) -> Fixture {
     let mut options = options(true);
     options.params.memory_max = chunks * STRIDE;
@@ -40,7 +40,7 @@ fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
     (memory, sessions.iter().map(|session| session.memory_bytes).collect())
 }
 
-/// A path of the session with this number, whose client accepts a smaller depth and has
+/// A path of the session with this number, whose client accepts a smaller depth and states
 /// `queue_depth`.
 fn ours(session: u8, queue_depth: u16) -> PeerOptions {
     let extensions =
@@ -85,7 +85,7 @@ fn a_session_may_write_to_few_chunks_before_its_first_open() {
             let mut second = Peer::up(&mut fixture, second, "sess");
             for peer in [&mut peer, &mut second] {
                 let written = (0..16).take_while(|chunk| write(peer, &mut fixture, *chunk)).count();
-                // The open over the first path used a chunk, too.
+                // The open over the first path also used a chunk.
                 let took = usize::from(peer.options.path == 1);
                 assert_eq!(written, if opens { 16 } else { few - took });
             }
@@ -121,7 +121,7 @@ fn only_written_memory_counts_unless_it_is_pinned() {
         }
         assert_eq!(memory(&mut fixture).1, [used(3)]);
 
-        // Another session; a former path counts while its chunks are cached.
+        // Another session; a removed path counts while its chunks are cached.
         let mut other = Peer::up(&mut fixture, kernels(2), "other");
         let second = PeerOptions { path: 9, local: 3, ..kernels(2) };
         let mut second = Peer::up(&mut fixture, second, "other");
@@ -184,7 +184,7 @@ fn existing_paths_of_a_session_always_get_memory() {
                 let mut third = Peer::new(&fixture, third);
                 assert_eq!(third.connect(&mut fixture, 0), Err(ENOMEM), "one more");
                 peers[at].leave(&mut fixture);
-                // Memory of a former path is not available to others.
+                // The memory of a removed path is not available to others.
                 let mut other = Peer::new(&fixture, ours(2, 0));
                 assert_eq!(other.connect(&mut fixture, 0), Err(ENOMEM), "pinned: {pins}");
                 let again = PeerOptions { recon_cnt: round + 2, ..paths[at] };
@@ -248,7 +248,7 @@ fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
         // Now at most 8 chunks are left.
         let mut small = Peer::new(&fixture, ours(3, 0));
         assert_eq!(small.connect(&mut fixture, 0), Err(ENOMEM));
-        // A further path has the same depth, whether or not its client states it.
+        // An additional path has the same depth, whether or not its client states it.
         let path =
             |path, extensions| PeerOptions { path, local: path - 4, extensions, ..ours(2, 0) };
         let says = |queue_depth| ClientExtensions {
@@ -269,13 +269,13 @@ fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
         assert_eq!(peer.closed(&mut fixture), 3, "beyond the last chunk");
         fixture.assert_empty();
 
-        // A restarted server grants the depth that the client has, or none.
+        // A restarted server grants the client's existing depth, or none.
         let mut fixture = server();
         let mut peer = Peer::up(&mut fixture, ours(2, 12), "sess");
         assert_eq!(peer.queue_depth, 12);
         let mut peer2 = Peer::new(&fixture, ours(3, 41));
         assert_eq!(peer2.connect(&mut fixture, 0), Err(ENOMEM));
-        // A depth above the limit is answered with the available one.
+        // A request for a depth above the limit is granted the available depth.
         peer.leave(&mut fixture);
         let mut roomy = options(true);
         roomy.device.pins_memory = pins;

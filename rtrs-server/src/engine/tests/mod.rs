@@ -1,16 +1,16 @@
-//! Tests of sessions with a played client, over the simulated fabric.
+//! Tests of sessions with a scripted client, over the simulated fabric.
 //!
 //! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs`
 //! admission control · `io.rs` requests and their answers · `chains.rs` exact work requests ·
 //! `extents.rs` extents that shards know · `violations.rs` protocol violations · `discover.rs`
-//! lists of exports · `opens.rs` opens below a search path · `ends.rs` replays, dead paths,
-//! silence, shutdown · `overlap.rs` orphaned writes; `partial.rs` writes of parts of blocks ·
+//! lists of exports · `opens.rs` opens under a search path · `ends.rs` replays, dead paths,
+//! silence, shutdown · `overlap.rs` orphaned writes; `partial.rs` writes to parts of blocks ·
 //! `syncs.rs` reports of failed syncs; `losses.rs` the same in every order, on the disk of
-//! `lossy_disk.rs` · `idle.rs` heartbeats of idle paths · `memory.rs` memory of chunks ·
-//! `limits.rs` rate limits · `turns.rs` requests of clients to the control shard · `times.rs`
-//! request times · `admin.rs` the operator's commands; `exports.rs` exports that are added and
-//! removed while clients use them · `access.rs` access lists; `authenticate.rs` authentication of
-//! clients; `reloads.rs` access while a configuration is applied · `unproved.rs` restrictions of
+//! `lossy_disk.rs` · `idle.rs` heartbeats on idle paths · `memory.rs` memory of chunks ·
+//! `limits.rs` rate limits · `turns.rs` clients' requests to the control shard · `times.rs` request
+//! times · `admin.rs` the operator's commands; `exports.rs` exports that are added and removed
+//! while clients use them · `access.rs` access lists; `authenticate.rs` authentication of clients;
+//! `reloads.rs` access while a configuration is applied · `unproved.rs` restrictions of
 //! unauthenticated clients; `intruders.rs` their attacks on others; `crowd.rs` large numbers of
 //! unauthenticated clients · `device.rs` the fabric.
 

@@ -1,4 +1,4 @@
-//! Tests of opens of names that are not exported: searches, sharing, closing, late results.
+//! Tests of opening names that are not exported: searches, sharing, closing, late results.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ fn the_long_answer_is_sent_only_to_clients_with_space() {
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         peer.result(192)
     };
-    // Exactly the answer that a kernel client gets.
+    // This is exactly the answer that a kernel client gets.
     let short = open(OpenRsp::LEN);
     assert_eq!(short[56..], [0xee; 136]);
     for room in [57, 72, 127] {
@@ -167,7 +167,7 @@ fn an_export_found_too_late_is_dropped() {
     fixture.assert_empty();
 }
 
-/// A session that has closed `vol` while one of its writes is still running, and a second session.
+/// Creates a session that closed `vol` while one of its writes was still running, and a second one.
 fn closed_over_a_write(fixture: &mut Fixture) -> (Peer, Peer) {
     let mut old = Peer::open(fixture, PeerOptions::default());
     let mut new = Peer::up(fixture, other_session(), "two");
@@ -231,7 +231,7 @@ fn a_session_ending_before_its_close_is_answered_releases_the_export() {
     fixture.assert_empty();
 }
 
-/// Opens `vol` for writing as a client that had it open before, with `room` bytes for the answer.
+/// Opens `vol` as a client that had it open before, with `room` bytes for the answer.
 fn open_again(fixture: &mut Fixture, peer: &mut Peer, access: AccessMode, room: usize) -> u16 {
     let open = Open { access, returns: true, dev_name: Name::new(b"vol").unwrap() };
     peer.send_open_raw(15, &open.encode(), room);
@@ -281,7 +281,7 @@ fn an_examined_open_may_return_after_its_path_ended() {
     fixture.assert_empty();
 }
 
-/// Examiner that records opens and leaves them to the test.
+/// Examiner that records opens and leaves it to the test to answer them.
 #[derive(Debug, Default)]
 struct Kept(Arc<Mutex<Vec<(ReplyTo, Name, OpenMode)>>>);
 

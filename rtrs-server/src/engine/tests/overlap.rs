@@ -14,7 +14,7 @@ use crate::stats::PathStage;
 const MS: Duration = Duration::from_millis(1);
 const SECTOR: usize = 512;
 
-/// A session with two paths and `vol` open.
+/// A session with two paths, with `vol` open.
 fn two_paths(geometry: Geometry) -> (Fixture, Peer, Peer) {
     let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });
     let a = Peer::open(&mut fixture, PeerOptions::default());
@@ -28,7 +28,7 @@ fn usual() -> Geometry {
     StandOptions::default().geometry
 }
 
-/// An operation that changes sectors; a write fills them with the byte.
+/// An operation that changes sectors; a write fills them with its byte.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     op: IoOp,
@@ -58,7 +58,7 @@ fn change(peer: &mut Peer, at: (usize, u16), change: Change, sectors: Range<u64>
     peer.request(at, Data::None, &header, &message);
 }
 
-/// Fences off path a over b once `hold` has left changes of a in flight; `left` orphans remain.
+/// Fences off path a over b once `hold` has left changes from a in flight; `left` orphans remain.
 fn leave_running(
     fixture: &mut Fixture,
     b: &mut Peer,
@@ -83,7 +83,7 @@ fn release(fixture: &mut Fixture) {
     fixture.pass(5 * MS);
 }
 
-/// Numbers of requests that wait for orphaned writes, and of those detected as copies.
+/// Numbers of requests that wait for orphaned writes, and of requests detected as copies.
 fn waiting(fixture: &Fixture) -> (u64, u64) {
     let sessions = fixture.sessions();
     let paths = || sessions.iter().flat_map(|session| &session.paths);
@@ -95,7 +95,7 @@ fn permits(replies: &[super::peer::Reply]) -> Vec<u16> {
     replies.iter().map(|reply| reply.permit).collect()
 }
 
-/// Byte that fills a sector.
+/// The byte that fills a sector.
 fn content(fixture: &Fixture, sector: usize) -> u8 {
     let bytes = &fixture.device.lock().bytes[sector * SECTOR..(sector + 1) * SECTOR];
     assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector} is torn");
@@ -160,7 +160,7 @@ fn only_the_running_part_is_awaited() {
         change(&mut a, (1, 6), write(1), 1..8);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // The first part is done, the second is running, and the others are never started.
+    // The first part is done, the second is running, and the others never start.
     for (permit, sector) in [(1, 2), (2, 3), (3, 4), (4, 5)] {
         change(&mut b, (2, permit), write(2), sector..sector + 1);
     }

@@ -1,5 +1,5 @@
-//! A client controlled by the test, on the virtual time of a fixture: answers arrive when the
-//! fixture settles.
+//! A client controlled by the test, in a fixture's virtual time: answers arrive when the fixture
+//! settles.
 
 use std::ops::{Deref, DerefMut};
 
@@ -14,7 +14,7 @@ pub(super) use rtrs_core::tests::{
 
 use super::fixture::{Fixture, client_ip};
 
-/// The client's end of one path.
+/// The client's side of one path.
 #[derive(Debug)]
 pub(super) struct Peer(PlayedClient);
 
@@ -51,7 +51,7 @@ impl Peer {
         peer
     }
 
-    /// Connects as `up` does, and opens `vol` for reading and writing as device 0.
+    /// Connects like `up`, and opens `vol` for reading and writing as device 0.
     pub(super) fn open(fixture: &mut Fixture, options: PeerOptions) -> Self {
         let mut peer = Self::up(fixture, options, "sess");
         peer.send_open(0, "vol", AccessMode::ReadWrite);
@@ -86,7 +86,7 @@ impl Peer {
         self.asked(qp, false)
     }
 
-    /// Sends INFO_REQ and processes INFO_RSP; then receives are posted on all connections.
+    /// Sends INFO_REQ and processes INFO_RSP; receives are then posted on all connections.
     pub(super) fn info(&mut self, fixture: &mut Fixture, name: &str) {
         self.introduce(name);
         self.settle(fixture);
@@ -119,7 +119,7 @@ impl Peer {
         self.drain();
     }
 
-    /// Returns all received immediates in order, and adopts keys as a client does.
+    /// Returns all received immediates in order, and stores new keys as a client does.
     pub(super) fn immediates(&mut self, fixture: &mut Fixture) -> Vec<(usize, Imm)> {
         self.settle(fixture);
         std::iter::from_fn(|| self.take_immediate()).collect()

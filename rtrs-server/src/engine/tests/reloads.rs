@@ -2,9 +2,9 @@
 //! with a given target is allowed to use that target by the previous configuration or by the next
 //! one.
 //!
-//! Commands and reloads run as in the daemon, on the thread of the test. The control shard runs on
-//! a different thread, where clients try to open everything: before and after each request of the
-//! daemon, and after each change of the exports and the lists. A target is identified by its size.
+//! Commands and reloads run as in the daemon, on the test's thread. The control shard runs on a
+//! different thread, where clients try to open everything: before and after each request from the
+//! daemon, and after each change to the exports and the lists. A target is identified by its size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
@@ -127,7 +127,7 @@ fn try_all(fixture: &mut Fixture) -> Vec<(&'static str, (u64, u8, bool))> {
 /// An export by name, and the size, client and write access with which it was opened.
 type Found = (&'static str, (u64, u8, bool));
 
-/// Tasks of the control shard's thread besides messages.
+/// Tasks of the control shard's thread other than messages.
 enum Task {
     /// Opens an export for a client, if allowed, and keeps it open.
     Hold {
@@ -275,7 +275,7 @@ fn play(seed: u64) -> Result<(), String> {
     for round in 0..2 {
         let next = Config::draw(&mut prng);
         all.extend(next.all());
-        // Exports kept from the first configuration still exist with the third.
+        // Exports kept from the first configuration still exist under the third.
         let kept: Opened = if round == 0 { before.all() } else { all.clone() };
         *shard.allowed.lock() = kept.union(&next.all()).copied().collect();
         let done = rig.reload(&next.settings());
@@ -295,7 +295,7 @@ fn play(seed: u64) -> Result<(), String> {
                 }
             }
         }
-        // Clients that hold an export that left the configuration keep it.
+        // Clients that hold an export that is no longer in the configuration keep it.
         let up = shard.ask(Task::AreUp);
         for (who, name, write) in held.iter().filter(|_| round == 0) {
             if !next.exports.contains_key(name) && !up.contains(&(*who, true)) {

@@ -28,7 +28,7 @@ const FLUSHER: CoreIndex = CoreIndex(2);
 const EXPORT: ExportIndex = ExportIndex(0);
 const PATH: PathKey = PathKey(1);
 
-/// State of a write at the disk.
+/// State of a write on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     NotWritten,
@@ -124,7 +124,7 @@ struct Change {
     durable: Durable,
 }
 
-/// Mechanism that makes a change durable by itself.
+/// Mechanism that makes a change durable on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Durable {
     No,
@@ -191,7 +191,7 @@ impl Request {
         end.map(|end| self.io.end_step(end.status, account, &self.devices))
     }
 
-    /// Errno of a request that could not be answered before. No other sync is outstanding.
+    /// Errno of a request that could not be answered earlier. No other sync is outstanding.
     fn finish(&mut self, account: Account<'_>) -> u16 {
         match self.settle(account).expect("it waits for no outstanding sync") {
             Next::Answer(errno) | Next::ReportLoss(errno) => errno,

@@ -18,9 +18,9 @@ use crate::export::Export;
 const DEPTH: u16 = 64;
 /// Number of sessions that send as many requests as possible.
 const GREEDY: u8 = 12;
-/// Maximum number of the most expensive requests per turn, plus one that may exceed the limit.
+/// Maximum number of the most expensive requests per turn, including one that may exceed the limit.
 const ANSWERS_MAX: usize = 512 / 64 + 1;
-/// Maximum number of the cheapest requests per turn, plus one that may exceed the limit.
+/// Maximum number of the cheapest requests per turn, including one that may exceed the limit.
 const CHEAP_MAX: usize = 512 / 16 + 1;
 
 /// A server with many exports that only the last client may open; the others may read `vol`.
@@ -86,17 +86,17 @@ fn ask(peer: &mut Peer, kind: Kind, permit: u16) {
     }
 }
 
-/// Observations of the turns under load.
+/// Observations made in the turns under load.
 #[derive(Debug, Default)]
 struct Seen {
     /// Maximum number of answers in a turn.
     most: usize,
     answers: usize,
-    /// Number of answers before the one to the quiet client.
+    /// Number of answers sent before the one to the quiet client.
     before_quiet: usize,
-    /// Number of answers before the quiet client's heartbeat was acknowledged.
+    /// Number of answers sent before the quiet client's heartbeat was acknowledged.
     before_ack: usize,
-    /// Number of turns that the operator's command waited.
+    /// Number of turns for which the operator's command waited.
     command_turns: usize,
 }
 
@@ -174,7 +174,7 @@ fn an_unbounded_turn_is_detected() {
     assert!(seen.most > ANSWERS_MAX || !cfg!(debug_assertions), "{seen:?}");
 }
 
-/// A list is computed once for all sessions of a client, and again after a change.
+/// A list is computed once for all of a client's sessions, and again after a change.
 #[test]
 fn a_list_is_cached_until_exports_or_access_lists_change() {
     let mut fixture = server();

@@ -1,5 +1,5 @@
 //! Tests of protocol violations by a peer. A request that can be answered gets an error, and the
-//! path continues; a request that cannot be answered ends the path; other sessions are never
+//! path stays up; a request that cannot be answered ends the path; other sessions are never
 //! affected.
 
 use std::panic::{self, AssertUnwindSafe};
@@ -34,7 +34,7 @@ impl Pair {
         Self { fixture, good, bad }
     }
 
-    /// Asserts that the bad path has ended, and nothing else.
+    /// Asserts that the bad path, and nothing else, has ended.
     fn assert_ended(&mut self, what: &str) {
         assert_eq!(self.bad.closed(&mut self.fixture), 3, "{what}");
         assert_eq!(self.fixture.sessions().len(), 1, "{what}");
@@ -183,7 +183,7 @@ fn invalid_headers_are_answered() {
         let reply = pair.bad.reply(&mut pair.fixture);
         assert_eq!((reply.permit, reply.errno), (4, errno), "{what}");
     }
-    // Headers of older peers: 24 and 28 bytes are enough.
+    // Headers from older peers: 24 and 28 bytes are enough.
     for len in [24, 28] {
         let (data, header) = (Data::Bytes(&[1; 512]), short(len));
         let message = short_message(u16::try_from(len).unwrap());

@@ -1,4 +1,4 @@
-//! Tests of the flags of a session that `apply` starts, and requests to a session of several
+//! Tests of the flags of sessions that `apply` starts, and of requests to a session with several
 //! volumes.
 
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn flags_match_the_settings() {
     }
 }
 
-/// Fake sockets of a session's volumes, which record the change requests.
+/// Fake sockets for a session's volumes, which record change requests.
 struct Fake {
     dir: RunDir,
     requests: Arc<Mutex<Vec<String>>>,
@@ -44,7 +44,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// Serves volumes that share a session. The session's log is that of the first volume. The
+    /// Serves volumes that share a session. The session's log belongs to the first volume. The
     /// first `refused` attaches fail.
     fn new(test: &str, session: &str, volumes: &[&str], refused: usize) -> Self {
         let dir = format!("rtrs-act-{test}-{}", std::process::id());
@@ -89,7 +89,7 @@ impl Fake {
         Session { name: name.into(), run_dir: self.dir.clone(), output: Output::Text }
     }
 
-    /// Acts on a volume that shares its session in the file with `mate`, with time for one retry.
+    /// Acts on a volume that shares a session with `mate` in the file, with time for one retry.
     fn act(&self, wanted: &Wanted, task: &Task, mate: &str) -> Result<Option<&str>, String> {
         let may = Allowed {
             reattach: true,
@@ -128,7 +128,7 @@ fn two_volumes() -> (Wanted, Wanted) {
     (Wanted { configured, plan: first, first: None }, second)
 }
 
-/// Task for a running volume whose value of this setting differs and needs a reattach.
+/// Task for a running volume whose value of this setting differs, which requires a reattach.
 fn needs_reattach(setting: &str) -> Task {
     let one = Difference {
         setting: setting.into(),
@@ -180,7 +180,7 @@ fn a_reattach_keeps_the_other_volumes_of_a_session() {
             does not list with it; detach them all with `rtrs-client detach a b`, then apply again";
         assert_eq!(error, expected);
     }
-    // The running session has the log of the volume that would leave it.
+    // The running session uses the log of the volume that would leave it.
     let fake = Fake::new("leave", "t", &["a", "b"], 0);
     let error = fake.act(&first, &needs_reattach("session-name"), "b").unwrap_err();
     assert!(error.starts_with("cannot reattach it alone: "), "{error}");

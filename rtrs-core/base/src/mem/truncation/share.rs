@@ -1,5 +1,5 @@
-//! Shares of the registered regions: a front end whose guest has many regions leaves the others
-//! enough for theirs.
+//! Shares of the registered regions: a front end whose guest has many regions leaves enough for the
+//! others.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const HOLDERS_MAX: usize = 128;
 /// Number of regions beyond the guarantees, for all front ends together.
 const COMMON: usize = REGIONS_MAX - HOLDERS_MAX * GUARANTEED;
 
-/// Counts of the process.
+/// Counts for the whole process.
 #[derive(Debug)]
 struct Counts {
     /// Number of regions registered beyond the guarantees.
@@ -37,8 +37,8 @@ fn take(count: &AtomicUsize, max: usize) -> bool {
     count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
 }
 
-/// Share of a front end: a number of regions that it can always register. Further ones depend on
-/// those of other front ends.
+/// Share of a front end: a number of regions that it can always register. Whether it can register
+/// more depends on the others.
 #[derive(Debug)]
 pub struct RegionShare {
     counts: &'static Counts,
@@ -47,7 +47,7 @@ pub struct RegionShare {
 }
 
 impl RegionShare {
-    /// Creates the share of a front end. Beyond 128 front ends, nothing is guaranteed.
+    /// Creates a front end's share. Beyond 128 front ends, nothing is guaranteed.
     pub fn new() -> Arc<Self> {
         Self::of(&COUNTS)
     }

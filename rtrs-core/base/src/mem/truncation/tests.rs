@@ -10,13 +10,13 @@ use super::*;
 use crate::mem::Region;
 
 const LEN: usize = 8 * PAGE;
-/// Environment variable that is set in the process of a test whose process may end.
+/// Environment variable that is set in the child process of a test that may kill its process.
 const CHILD: &str = "RTRS_TEST_TRUNCATION_CHILD";
-/// Number of mappings to which a test fills its process.
+/// Maximum number of mappings that a test creates in its process.
 const MAPPINGS_MAX: usize = 300_000;
 
-/// Runs a test in a process of its own, where this function returns None. Returns that process's
-/// status otherwise.
+/// Runs a test in a child process, where this function returns None. In the parent process, it
+/// returns the child's status.
 fn in_child(name: &str) -> Option<ExitStatus> {
     if std::env::var_os(CHILD).is_some() {
         return None;
@@ -75,7 +75,7 @@ fn mapping(region: &Region, offset: usize) -> String {
     lines.next().unwrap().to_owned()
 }
 
-/// The kernel counts private mappings against the limit of committed memory as a whole, and may
+/// The kernel counts a private mapping as a whole against the limit on committed memory, and may
 /// refuse one that is as large as a guest. It counts shared ones by the page.
 #[test]
 fn zeroes_are_shared_memory_that_is_freed_with_their_region() {

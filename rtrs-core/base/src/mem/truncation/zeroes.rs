@@ -1,14 +1,14 @@
 //! Memory of zeroes that a signal handler maps over lost pages.
 //!
-//! The handler must not fail for lack of something that a running process can be short of:
-//! - The zeroes are those of a sparse file in memory, mapped as shared memory. The kernel counts
-//!   only the pages that are touched against the limit of committed memory. It would count a
+//! The handler must not fail because the process has run short of something:
+//! - The zeroes are those of a sparse in-memory file, mapped as shared memory. The kernel counts
+//!   only the pages that are touched against the limit on committed memory. It would count a
 //!   private mapping as a whole, and refuse one that is as large as a guest under
 //!   `vm.overcommit_memory=2`.
 //! - A process may have used up its mappings (`vm.max_map_count`). So some mappings are held in
 //!   reserve, and the handler gives them up.
 //!
-//! Each page of the address space has a page of the file, so that regions share none.
+//! Each page of the address space has its own page in the file, so that no two regions share one.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -20,11 +20,11 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 pub(super) const PAGE: usize = 4096;
 /// End of the address space of a process.
 const FILE_LEN: u64 = 1 << 56;
-/// Number of mappings in reserve. A replacement needs two at most, unless other threads use what
-/// was given up.
+/// Number of mappings in reserve. A replacement needs at most two, unless other threads use the
+/// mappings that were given up.
 pub(super) const RESERVED: usize = 64;
 
-/// Descriptor of the file, open until the process ends; -1 before [`prepare`].
+/// Descriptor of the file, open until the process exits; -1 before [`prepare`].
 static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// Addresses of the mappings in reserve; 0 for one that was given up.
@@ -43,7 +43,7 @@ pub(super) fn prepare() {
         };
         let fd = file.as_fd().as_raw_fd();
         if FILE.compare_exchange(-1, fd, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            // Open until the process ends.
+            // Open until the process exits.
             let _ = file.into_raw_fd();
         }
     }
@@ -60,7 +60,7 @@ fn create() -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Returns the maximum length of files that this process creates.
+/// Returns the maximum length of files that this process may create.
 fn file_size_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit stores one rlimit, for which `limit` has room.
@@ -95,7 +95,7 @@ pub(super) fn refill() {
     }
 }
 
-/// Gives up a mapping of the reserve. Returns false if none is left.
+/// Gives up a mapping from the reserve. Returns false if none is left.
 fn give_up() -> bool {
     let taken = RESERVE.iter().map(|place| place.swap(0, Ordering::SeqCst)).find(|page| *page != 0);
     taken.map(unmap).is_some()
@@ -107,12 +107,11 @@ fn unmap(address: usize) {
 }
 
 /// Maps zeroes over a range of pages, using only calls that are allowed in signal handlers. Tries
-/// each range in turn, and then again with mappings of the reserve given up. Returns the range that
-/// was mapped.
+/// each range in turn, then gives up mappings from the reserve and tries again. Returns the range
+/// that was mapped.
 ///
 /// # Safety
-/// The ranges are memory that nothing refers to with Rust references and that may change at any
-/// time.
+/// No Rust references to the ranges may exist, and their memory may change at any time.
 pub(super) unsafe fn replace(ranges: [(usize, usize); 2]) -> Option<(usize, usize)> {
     loop {
         // SAFETY: as promised by the caller.
@@ -153,13 +152,13 @@ unsafe fn map(start: usize, end: usize, is_shared: bool) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Frees the pages of the file for a range that was replaced, when nothing accesses it anymore.
+/// Frees the file's pages for a range that was replaced, once nothing accesses it anymore.
 pub(super) fn release(start: usize, end: usize) {
     let fd = FILE.load(Ordering::SeqCst);
     if fd < 0 {
         return;
     }
-    // SAFETY: the descriptor stays open until the process ends.
+    // SAFETY: the descriptor stays open until the process exits.
     let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let (start, len) = (start as u64, (end - start) as u64);
@@ -177,7 +176,7 @@ pub(super) fn reserved() -> usize {
 /// Returns the memory of the file in bytes.
 #[cfg(test)]
 pub(super) fn used_bytes() -> u64 {
-    // SAFETY: the descriptor stays open until the process ends.
+    // SAFETY: the descriptor stays open until the process exits.
     let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(FILE.load(Ordering::SeqCst)) };
     512 * rustix::fs::fstat(file).expect("a file").st_blocks as u64
 }
@@ -185,7 +184,7 @@ pub(super) fn used_bytes() -> u64 {
 /// Truncates the file, so that an access to the zeroes finds no memory.
 #[cfg(test)]
 pub(super) fn lose() {
-    // SAFETY: the descriptor stays open until the process ends.
+    // SAFETY: the descriptor stays open until the process exits.
     let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(FILE.load(Ordering::SeqCst)) };
     ftruncate(file, 0).expect("a shorter file");
 }

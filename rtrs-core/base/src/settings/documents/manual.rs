@@ -2,12 +2,12 @@
 
 use crate::settings::declare::Described;
 
-/// Sections, examples and files of the manual pages of a program.
+/// Sections, examples and files of a program's manual pages.
 #[derive(Debug)]
 pub struct Manual {
     /// Version of the program.
     pub version: &'static str,
-    /// Section of the page of a command, such as `export add`; that of the program is `""`.
+    /// Section of the page of a command, such as `export add`, or of the program itself (`""`).
     pub section: fn(&str) -> u8,
     /// Command lines, with comments above them and empty lines between them. An example appears on
     /// the page of its command, or of its parent commands that have no examples.
@@ -20,12 +20,12 @@ pub struct Manual {
     pub see_also: &'static [&'static str],
 }
 
-/// File in the FILES section of pages.
+/// File listed in the FILES section of manual pages.
 #[derive(Debug)]
 pub struct FileUse {
     /// Path.
     pub path: &'static str,
-    /// Content, in whole sentences.
+    /// Description of its content, in full sentences.
     pub what: &'static str,
     /// Page of its format in section 5; empty if there is none.
     pub format: &'static str,
@@ -49,7 +49,7 @@ pub struct FormatPage {
     pub example: &'static str,
 }
 
-/// Keys in one place of a configuration file.
+/// Keys in one part of a configuration file.
 #[derive(Debug)]
 pub struct KeyGroup {
     /// Heading of their section.
@@ -63,7 +63,7 @@ pub struct KeyGroup {
 }
 
 impl KeyGroup {
-    /// Groups declarations by their sections.
+    /// Groups declarations by section.
     #[must_use]
     pub fn by_section(described: Vec<Described>) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();

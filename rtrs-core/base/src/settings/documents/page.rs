@@ -53,7 +53,7 @@ impl<'a> Pages<'a> {
         self.write_commands(self.program, dir)
     }
 
-    /// Writes the page of a command and those of its subcommands.
+    /// Writes the pages of a command and its subcommands.
     fn write_commands(&self, command: &Command, dir: &Path) -> io::Result<()> {
         let section = (self.manual.section)(words(command));
         let page = self.command(command, section)?;
@@ -85,7 +85,7 @@ impl<'a> Pages<'a> {
         roff
     }
 
-    /// Returns the sections after the options of a command.
+    /// Returns the sections that follow a command's options.
     fn end(&self, command: &Command) -> Roff {
         let mut roff = Roff::new();
         let words = words(command);
@@ -136,12 +136,12 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Returns the page of a command with its section.
+    /// Returns the name of a command's page, with its section.
     fn page_of(&self, command: &Command) -> String {
         format!("{}({})", page_name(command), (self.manual.section)(words(command)))
     }
 
-    /// Returns the pages of the commands above a command, beginning with that of the program.
+    /// Returns the pages of the commands above a command, beginning with the program's.
     fn above(&self, words: &str) -> Vec<String> {
         let mut pages = Vec::new();
         let mut command = self.program;
@@ -195,7 +195,7 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Paragraph of every page about a file.
+/// Paragraph in every page about a file.
 const UNITS: &str = "Times need a unit, as in 30s, 500ms or 1m. Sizes take k, M, G or T; without \
     one they are bytes.";
 

@@ -1,10 +1,10 @@
 //! TLS handshakes of accepted connections.
 //!
-//! An accepted connection is half-open until its request has arrived inside TLS. The same limits,
-//! per-source shares and timeouts apply as over plain TCP. The connection holds one pool buffer,
-//! which alternates between receiving and sending. A refused connection is sent an alert and stays
-//! open until the peer closes it or its timeout expires, because closing immediately could destroy
-//! the alert in transit.
+//! An accepted connection is half-open until its request has arrived inside TLS. The limits,
+//! per-source shares and timeouts are the same as over plain TCP. The connection holds one pool
+//! buffer, which alternates between receiving and sending. A refused connection is sent an alert
+//! and stays open until the peer closes it or its timeout expires, because closing immediately
+//! could destroy the alert in transit.
 
 use std::net::{Shutdown, SocketAddr};
 
@@ -37,7 +37,7 @@ impl Listeners {
                 };
                 half.greeting = Some(Greeting::Working { _wanted });
             }
-            // Data that a refused client still sends is ignored.
+            // Any data that a refused client still sends is ignored.
             other => {
                 half.greeting = other;
                 self.receive(env.port, id, &mut half);
@@ -68,8 +68,8 @@ impl Listeners {
         self.send_greeting(env, id, half);
     }
 
-    /// Records a peer whose handshake was refused. The caller that takes the record logs it, rate
-    /// limited.
+    /// Records a peer whose handshake was refused. Whoever takes the record logs it, with a rate
+    /// limit.
     fn note_refused(&mut self, peer: SocketAddr, why: ProofError) {
         tracing::debug!(%peer, %why, "TLS refused");
         if self.refused.len() < REFUSED_MAX {
@@ -94,7 +94,7 @@ impl Listeners {
         match *then {
             Then::Receive(handshake) => half.greeting = Some(Greeting::Receiving(handshake)),
             Then::Refuse => {
-                // If the client has already closed, the shutdown fails harmlessly.
+                // If the client has already closed the connection, the shutdown fails harmlessly.
                 let _ = SockRef::from(&half.fd).shutdown(Shutdown::Write);
                 half.greeting = Some(Greeting::Refused);
             }

@@ -11,7 +11,7 @@ use super::{IwarpConn, Phase, lost};
 use crate::fabric::CloseReason;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
-/// Maximum number of bytes of a handshake received in one operation.
+/// Maximum number of handshake bytes received in one operation.
 const RECEIVE: usize = 16 << 10;
 
 impl IwarpConn {
@@ -121,8 +121,8 @@ impl IwarpConn {
         }
     }
 
-    /// Opens records after `count` more bytes were received; 0 means the end of the stream, or no
-    /// new data.
+    /// Opens records after `count` more bytes have been received; 0 means the end of the stream, or
+    /// no new data.
     pub(super) fn open_records(&mut self, env: &mut Env<'_>, count: usize) {
         let Some(tls) = &mut self.tls else { return };
         tls.arrived(count);
@@ -192,7 +192,7 @@ impl IwarpConn {
         }
     }
 
-    /// Handles the completed send of the machine's batch, or of a part over TLS.
+    /// Handles the completed send of the machine's batch or, over TLS, of part of it.
     pub(super) fn batch_sent(&mut self, env: &mut Env<'_>) {
         match &mut self.tls {
             None => self.machine.tx_done(env.core),

@@ -1,7 +1,7 @@
-//! Socket of a connection: its operations on the ring, and the end of each direction.
+//! A connection's socket: its operations on the ring, and the end of each direction.
 //!
-//! At most one connect, one send and one receive run at a time. The lists of slices of a send and
-//! of a receive travel with the operation and return with its completion.
+//! At most one connect, one send and one receive run at a time. The slice list of a send or receive
+//! moves into the operation and returns with its completion.
 
 use std::net::{IpAddr, Shutdown, SocketAddr};
 
@@ -15,16 +15,16 @@ use crate::mem::{IoVecs, MemSlice};
 use crate::rt::{Fd, Op, OpId, Port, unacknowledged};
 use crate::time::Duration;
 
-/// Socket and its running operations.
+/// A socket and its running operations.
 #[derive(Debug)]
 pub(super) struct StreamSocket {
     fd: Fd,
-    /// Queue pair of the connection, for the tokens.
+    /// The connection's queue pair, used in tokens.
     qp: QpNum,
     connect: Option<OpId>,
     send: Option<OpId>,
     recv: Option<OpId>,
-    /// List of slices for sends; None while a send holds it.
+    /// Slice list for sends; None while a send holds it.
     send_iov: Option<Box<IoVecs>>,
     recv_iov: Option<Box<IoVecs>>,
     peer_done: bool,
@@ -134,7 +134,7 @@ impl StreamSocket {
         self.peer_done
     }
 
-    /// Records that sending has failed; data that can still be received shows why.
+    /// Records that sending has failed; data that can still be received may show why.
     pub(super) fn break_sending(&mut self) {
         self.send_broken = true;
     }

@@ -1,8 +1,8 @@
 //! Body of the fuzz target `iwarp_stream`.
 //!
 //! The input is a small program: raw bytes, or frames with chosen fields and optionally the real
-//! key of the machine's memory, which no input could guess. The stream is delivered in pieces of
-//! chosen length. The target fails on a panic, on a receive without room, and if work is not
+//! key of the machine's memory, which the input could not guess. The stream is delivered in pieces
+//! of chosen lengths. The target fails on a panic, on a receive without room, or if work is not
 //! reported exactly once. The fuzz crate calls this body with new inputs, the tests with the
 //! corpus.
 

@@ -1,4 +1,4 @@
-//! Tests of records around MPA, from a peer that has the keys of a TLS session and otherwise
+//! Tests of records around MPA, from a peer that has the keys of a TLS session but otherwise
 //! violates the protocol at will. Part of the fuzz target `tls` (`tls/fuzz.rs`).
 //!
 //! The input is a small program: records with frames as in `fuzz.rs`, with raw bytes, of any
@@ -20,16 +20,16 @@ use crate::ids::QpNum;
 use crate::mem::{IoVecs, Region};
 use crate::tls::{Secrets, Session, sessions};
 
-/// Output of the peer: its records, the stream data in them, and whether everything is valid.
+/// Output of the peer: its records, the stream data in them, and whether all of it is valid.
 struct Sealed {
     bytes: Vec<u8>,
     plain: Vec<u8>,
     is_right: bool,
-    /// The bytes may be the beginning of a record that later bytes continue.
+    /// The bytes may be the beginning of a record that later bytes complete.
     is_raw: bool,
 }
 
-/// Seals the next step of the program. Returns None at its end.
+/// Seals the next step of the program. Returns None at the end.
 fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64)) -> Option<Sealed> {
     let (kind, mut plain) = (input.byte()?, Vec::new());
     let mut content_type = ContentType::ApplicationData;
@@ -59,7 +59,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
         _ => plain = input.bytes(64),
     }
     let mut bytes = Vec::new();
-    // Empty content also makes one record.
+    // Empty content also produces one record.
     let mut rest = &plain[..];
     loop {
         let (content, more) = rest.split_at(rest.len().min(16 << 10));
@@ -77,7 +77,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
     }
     let mut is_right = content_type == ContentType::ApplicationData;
     if kind % 8 == 7 {
-        // Damage a byte after the header, so that the data is still a record, but an invalid one.
+        // Damage a byte after the header, so that the data remains a record, but an invalid one.
         let at = 5 + usize::from(input.byte()?) % (bytes.len() - 5);
         bytes[at] ^= 1 << (input.byte()? % 8);
         is_right = false;
@@ -88,7 +88,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
     Some(Sealed { bytes, plain, is_right, is_raw: false })
 }
 
-/// Creates a stream machine whose handshake is over.
+/// Creates a stream machine that has completed its handshake.
 fn opened_machine() -> Option<QpMachine> {
     let limits = QpLimits { send_max: 8, recv_max: 8 };
     let mut machine = QpMachine::new(QpNum(1), 1, limits, TLS_STAGE).ok()?;
@@ -168,7 +168,7 @@ pub(crate) fn fuzz_records(data: &[u8]) {
     check(&sent, &taken);
 }
 
-/// Checks that the received data is a prefix of the validly sealed data.
+/// Checks that the received data is a prefix of the data that was validly sealed.
 fn check(sent: &[u8], taken: &[u8]) {
     assert!(sent.starts_with(taken), "received bytes that were not sealed");
 }

@@ -37,7 +37,7 @@ struct Node {
     mr: Arc<dyn MemoryRegistration>,
 }
 
-/// Use of a protection domain; any will do, as this provider has no devices.
+/// Use of a protection domain; any will do, since this provider has no devices.
 const ANY: PdUse<'_> =
     PdUse::Connect { local: None, remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0) };
 
@@ -72,7 +72,7 @@ impl Node {
         self.fabric.next_event()
     }
 
-    /// Waits for the next event, asleep in between.
+    /// Waits for the next event, sleeping in between.
     fn wait(&mut self) -> FabricEvent {
         let end = Clock.now() + BOUND;
         loop {
@@ -183,7 +183,7 @@ fn either_side_may_send_first_and_both_close_cleanly() {
         let sges = SgeList::one(server.sge(0, 11));
         server.send(sq, 3, op, sges);
         if plain {
-            // Without the ready-to-receive frame the responder waits for the client.
+            // Without the ready-to-receive frame, the responder waits for the client.
             let sges = SgeList::one(client.sge(0, 11));
             client.send(cq, 4, op, sges);
         }
@@ -343,7 +343,7 @@ fn connecting_times_out() {
         "{silent:?}"
     );
     drop(taken);
-    // Bound but not listening, so that no other program listens on the port.
+    // Bound but not listening, so that no other program can listen on the port.
     let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     closed.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     client.connect(closed.local_addr().unwrap().as_socket().unwrap(), BOUND);
@@ -498,7 +498,7 @@ fn a_peer_that_resets_or_stops_mid_frame_is_lost() {
     assert!(matches!(client.wait(), FabricEvent::Established { .. }));
     stream.write_all(&[0, 40, 0xc1]).unwrap();
     client.turn();
-    // Closing with unread bytes resets the connection; either way the frame is cut.
+    // Closing with unread bytes resets the connection; either way, the frame is cut off.
     drop(stream);
     assert!(matches!(client.closed(), CloseReason::Lost(_)));
 }

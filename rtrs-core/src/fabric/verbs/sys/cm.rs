@@ -2,9 +2,9 @@
 //!
 //! Queue pairs are not tied to identifiers (librdmacm could do that): [`super::Qp`] sets their
 //! states from the attributes that an identifier provides. This gives control over timers and retry
-//! counts, and only the drop order of independent handles has to be right. Every event is copied
-//! and acknowledged before it is used, so destroying or moving an identifier never waits for its
-//! own caller.
+//! counts, and the only requirement is that independent handles are dropped in the right order.
+//! Every event is copied and acknowledged before it is used, so destroying or moving an identifier
+//! never waits for its own caller.
 
 use std::io;
 use std::net::SocketAddr;
@@ -111,8 +111,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: every identifier holds its channel, so none is left; all events were acknowledged
-        // when they were taken.
+        // SAFETY: every identifier holds its channel, so none are left; all events were
+        // acknowledged when they were received.
         unsafe { rdma_destroy_event_channel(self.raw.as_ptr()) };
     }
 }
@@ -168,7 +168,7 @@ pub(crate) struct IdKey(usize);
 pub(crate) struct CmEvent {
     pub(crate) id: IdKey,
     pub(crate) kind: CmEventKind,
-    /// Negative errno, or the reason of a reject.
+    /// Negative errno, or the reason for a reject.
     pub(crate) status: i32,
     pub(crate) private_data: PrivateData,
     /// In a request: number of reads that the peer intends to keep outstanding.
@@ -216,8 +216,8 @@ impl ConnParam<'_> {
     }
 }
 
-/// Identifier of a listener, an attempt or a connection. When dropped, it is destroyed on a thread
-/// of the reaper, because the kernel may wait for pending work.
+/// Identifier of a listener, an attempt or a connection. When dropped, it is destroyed on a reaper
+/// thread, because the kernel may wait for pending work.
 #[derive(Debug)]
 pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
@@ -340,7 +340,7 @@ impl CmId {
         outcome(unsafe { rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
     }
 
-    /// Sets the exponent of the local ACK timeout. On RoCE it must be called before
+    /// Sets the exponent of the local ACK timeout. On RoCE, this must be called before
     /// `resolve_route`, which derives the path's packet lifetime from it.
     pub(crate) fn set_ack_timeout(&self, mut exponent: u8) -> io::Result<()> {
         // SAFETY: the option takes one byte, which is copied during the call.
@@ -414,8 +414,7 @@ impl CmId {
         ip_address(unsafe { &self.fields().route.addr.dst_addr_union.dst_storage })
     }
 
-    /// Returns the attributes, and their mask, that bring a queue pair of this connection to
-    /// `state`.
+    /// Returns the attributes, with their mask, that move this connection's queue pair to `state`.
     pub(super) fn qp_attributes(
         &self,
         state: rdma_sys::ibv_qp_state::Type,

@@ -55,8 +55,8 @@ impl CompChannel {
         duplicate(self.fd())
     }
 
-    /// Takes one notification: the index of the queue that has completions. Returns None if no
-    /// notification is pending.
+    /// Takes one notification and returns the index of the queue that has completions, or None if
+    /// no notification is pending.
     pub(crate) fn next(&self) -> io::Result<Option<usize>> {
         let mut cq: *mut ibv_cq = ptr::null_mut();
         let mut index = ptr::null_mut();
@@ -98,7 +98,7 @@ impl Wc {
         let has = |flag: ibv_wc_flags| good && tag.recv && raw.wc_flags & flag.0 != 0;
         let imm = has(ibv_wc_flags::IBV_WC_WITH_IMM);
         // rdma_rxe reports the kernel's own value of the flag, which libibverbs defines as "IP
-        // checksum is correct"; on a reliable connection no other device sets that one.
+        // checksum is correct"; on a reliable connection no other device sets that flag.
         let invalidated = has(ibv_wc_flags::IBV_WC_WITH_INV)
             || (soft_roce && has(ibv_wc_flags::IBV_WC_IP_CSUM_OK));
         // SAFETY: both views of the union are plain 32-bit numbers.

@@ -1,8 +1,8 @@
 //! Devices, protection domains, registrations and windows.
 //!
 //! librdmacm opens each device once for the process; a [`Context`] keeps it open by holding an
-//! identifier that is bound to it. librdmacm never closes a device by itself, not even one that was
-//! removed (rdma-core 44, `ucma_put_device`), and drivers that cannot revoke a device from its
+//! identifier that is bound to it. librdmacm never closes a device on its own, not even one that
+//! was removed (rdma-core 44, `ucma_put_device`), and drivers that cannot revoke a device from its
 //! users (rdma_rxe, siw) delay its removal until no process has it open. So the context of a
 //! removed device closes the device's descriptors.
 
@@ -49,7 +49,7 @@ pub(crate) struct DeviceLimits {
     pub(crate) sge_max: u32,
     /// Maximum number of RDMA reads that a queue pair serves concurrently.
     pub(crate) responder_reads_max: u8,
-    /// Maximum number of outstanding RDMA reads of a queue pair.
+    /// Maximum number of RDMA reads that a queue pair can have outstanding.
     pub(crate) initiator_reads_max: u8,
     /// The device reports memory windows of type 1. Its provider library may lack the calls for
     /// them: see [`Context::has_windows`].
@@ -97,7 +97,7 @@ fn name_of(device: *mut ibv_device) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Opens the device with that name.
+/// Opens the device called `name`.
 fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
     let mut count = 0;
     // SAFETY: `count` is written; null means an error.
@@ -110,7 +110,7 @@ fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
         // SAFETY: the list has `count` devices.
         let device = unsafe { *list.add(at) };
         if name_of(device) == name {
-            // SAFETY: a device of the list; null means an error.
+            // SAFETY: a device from the list; null means an error.
             found = NonNull::new(unsafe { ibv_open_device(device) })
                 .ok_or_else(io::Error::last_os_error);
             break;
@@ -138,7 +138,7 @@ pub(crate) enum AsyncEvent {
     Other,
 }
 
-/// `ibv_event_type` as plain numbers: a device may report one that these headers lack.
+/// `ibv_event_type` as plain numbers: a device may report an event that these headers lack.
 mod event {
     pub(super) const CQ_ERR: u32 = 0;
     pub(super) const QP_FATAL: u32 = 1;
@@ -170,8 +170,8 @@ enum Held {
     /// librdmacm, for as long as an identifier is bound to the device.
     Bound {
         _id: CmId,
-        /// /dev/null, opened in advance: otherwise a device could not be released when no
-        /// descriptor is free.
+        /// /dev/null, opened in advance so that a device can be released even when no descriptor is
+        /// free.
         null: Arc<File>,
     },
     /// Opened directly; closed on drop.
@@ -204,7 +204,7 @@ impl Context {
         let sysfs = PathBuf::from(OsStr::from_bytes(sysfs.to_bytes()));
         let sysfs = match sysfs.metadata() {
             Ok(found) => Some((sysfs, found.ino())),
-            // The connection manager still knows a device whose driver waits for its users.
+            // The connection manager still knows a device whose driver is waiting for its users.
             Err(error) if error.kind() == NotFound && Path::new(SYSFS).exists() => return Ok(None),
             Err(_) => None,
         };
@@ -212,7 +212,7 @@ impl Context {
         Ok(Some(Self::held(raw, limits, name, sysfs, held)))
     }
 
-    /// Opens the device with that name for a short time, independently of librdmacm.
+    /// Briefly opens the device called `name`, independently of librdmacm.
     pub(crate) fn of_name(name: &str) -> io::Result<Self> {
         let raw = open(name)?;
         let limits = query(raw).inspect_err(|_| {
@@ -239,12 +239,12 @@ impl Context {
         self.windows.load(Ordering::Acquire)
     }
 
-    /// Records that windows do not work, whatever the device reports. Returns true if that is new.
+    /// Records that windows do not work, whatever the device reports. Returns true if this is new.
     pub(crate) fn set_without_windows(&self) -> bool {
         self.windows.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns true while sysfs shows the device.
+    /// Returns true while sysfs lists the device.
     pub(crate) fn is_present(&self) -> bool {
         self.sysfs.as_ref().is_none_or(|(path, ino)| {
             path.metadata().map_or_else(|e| e.kind() != NotFound, |found| found.ino() == *ino)
@@ -282,8 +282,8 @@ impl Context {
     pub(super) fn port(&self, number: u8) -> io::Result<ibv_port_attr> {
         // SAFETY: plain data, for which all zeroes is valid.
         let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context; the call writes part of the structure, as large as the first
-        // version of the library defined it.
+        // SAFETY: an open context; the call writes only the part of the structure that the first
+        // version of the library defined.
         outcome(unsafe { ibv_query_port(self.raw(), number, (&raw mut attributes).cast()) })?;
         Ok(attributes)
     }
@@ -304,7 +304,7 @@ impl Context {
         duplicate(unsafe { (*self.raw.as_ptr()).async_fd })
     }
 
-    /// Returns the next event, acknowledged; None if there is none.
+    /// Returns the next event, already acknowledged, or None if there is none.
     pub(crate) fn next_async(&self) -> io::Result<Option<AsyncEvent>> {
         let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
         // SAFETY: an open context, whose descriptor does not block; `raw` is written on success.
@@ -313,9 +313,9 @@ impl Context {
             return Ok(None);
         }
         let pointer = raw.as_mut_ptr();
-        // SAFETY: the event was filled in. Its type is read as a number, because it may be one
-        // that the Rust enum lacks; the element is read as what the type says, and a queue pair
-        // it names lives until the event is acknowledged.
+        // SAFETY: the event was filled in. Its type is read as a number, because it may be one that
+        // the Rust enum lacks; the element is read as the type says, and a queue pair it names
+        // lives until the event is acknowledged.
         let event = unsafe {
             let kind = (&raw const (*pointer).event_type).cast::<u32>().read();
             let element = &raw const (*pointer).element;
@@ -442,7 +442,7 @@ unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
 
-/// Converts an access to verbs flags.
+/// Converts access rights to verbs flags.
 pub(super) fn access_flags(access: Access) -> libc::c_uint {
     let mut flags = 0;
     for (wanted, flag) in [

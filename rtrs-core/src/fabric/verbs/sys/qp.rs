@@ -1,16 +1,16 @@
-//! Queue pairs, each with a second one that binds windows on soft RoCE.
+//! Queue pairs; on soft RoCE, each has a second one that binds windows.
 //!
 //! Send requests occupy a ring of slots in posting order; receives have their own ring (queue.rs).
 //! A completed send request frees all requests before it: those are unsignaled, and a failed one
 //! would have had its own completion.
 //!
-//! rdma_rxe of Linux 6.1 repeats local operations (BIND_MW, REG_MR, LOCAL_INV) when it retransmits
+//! rdma_rxe in Linux 6.1 repeats local operations (BIND_MW, REG_MR, LOCAL_INV) when it retransmits
 //! packets posted before them (rxe_req.c, `req_retry` starts over at the oldest unacknowledged
-//! request, and `rxe_do_local_ops` does not check whether it has run). A repeated bind finds the
-//! window's key changed, fails, and puts the queue pair into error. So on soft RoCE binds go to a
-//! second queue pair of the connection, the bind QP, which never sends a packet and so never
-//! retransmits. Work posted after a bind is held back until the bind QP has completed the bind.
-//! There is no ordering in the other direction: a bind may overtake work posted before it.
+//! request, and `rxe_do_local_ops` does not check whether one has already run). A repeated bind
+//! finds the window's key changed, fails, and puts the queue pair into error. So on soft RoCE binds
+//! go to a second queue pair of the connection, the bind QP, which never sends a packet and so
+//! never retransmits. Work posted after a bind is held back until the bind QP has completed the
+//! bind. There is no ordering in the other direction: a bind may overtake work posted before it.
 
 use std::fmt;
 use std::io;
@@ -41,7 +41,7 @@ pub(crate) struct Qp {
     name: QpNum,
     sends: Sends,
     recvs: Recvs,
-    /// Maximum size of request data in bytes that is copied to the device, so that the device need
+    /// Maximum size in bytes of request data that is copied to the device, so that the device need
     /// not read it from memory.
     inline_max: usize,
     reads: bool,
@@ -89,7 +89,7 @@ impl Qp {
         limits: QpLimits,
     ) -> io::Result<Self> {
         let (send, recv) = (limits.send_max, limits.recv_max);
-        // Some devices support no inline data, or none with queues of this length.
+        // Some devices do not support inline data, or do not support it with queues of this length.
         let (raw, number, inline_max) =
             create(pd, cq, send, recv, INLINE_MAX).or_else(|_| create(pd, cq, send, recv, 0))?;
         let mut qp = Self {
@@ -313,8 +313,7 @@ impl Qp {
             return Err(FabricError::QueueFull);
         }
         let info = ibv_mw_bind_info {
-            // Required for a bind of zero bytes as well: the provider library of rdma_rxe accesses
-            // it.
+            // Required for a bind of zero bytes as well: rdma_rxe's provider library accesses it.
             mr: window.mr().raw(),
             addr: slice.map_or_else(|| window.mr().base(), |slice| slice.device_address() as u64),
             length: slice.map_or(0, |slice| slice.len() as u64),

@@ -59,7 +59,7 @@ pub(crate) struct Posted {
 }
 
 /// Sequence numbers of a ring: `head` is the oldest entry that has not completed, `posted` the
-/// first that was not handed to the device, `tail` the next to be pushed.
+/// first not yet handed to the device, and `tail` the next to be pushed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ring {
     pub(super) head: u32,
@@ -89,7 +89,7 @@ impl Ring {
         self.tail.wrapping_sub(self.posted) & SEQ_MASK
     }
 
-    /// Returns true if this entry was pushed and has not completed.
+    /// Returns true if this entry has been pushed but has not completed.
     pub(super) fn is_open(self, seq: u32) -> bool {
         seq.wrapping_sub(self.head) & SEQ_MASK < self.len()
     }
@@ -99,7 +99,7 @@ impl Ring {
         (self.len() > 0).then(|| self.tail.wrapping_sub(1) & SEQ_MASK)
     }
 
-    /// Returns true if this entry was handed to the device and has not completed.
+    /// Returns true if this entry has been handed to the device but has not completed.
     pub(super) fn is_posted(self, seq: u32) -> bool {
         seq.wrapping_sub(self.head) & SEQ_MASK < self.posted.wrapping_sub(self.head) & SEQ_MASK
     }
@@ -158,7 +158,7 @@ pub(super) struct Recvs {
 }
 
 pub(super) fn zeroed<T>(count: usize) -> Box<[T]> {
-    // SAFETY: used only for plain structures of verbs, for which all zeroes is valid.
+    // SAFETY: used only for plain verbs structures, for which all zeroes is valid.
     (0..count).map(|_| unsafe { std::mem::zeroed() }).collect()
 }
 
@@ -169,7 +169,7 @@ pub(super) fn to_sge(sge: &Sge) -> ibv_sge {
 }
 
 impl Sends {
-    /// Creates a ring for `limit` requests of the poster and one internal request.
+    /// Creates a ring for `limit` requests from the poster and one internal request.
     pub(super) fn new(limit: u32, pieces: bool, windows: bool) -> Self {
         let ring = Ring::new(limit + 1);
         let count = |wanted| if wanted { ring.slots() } else { 0 };
@@ -192,8 +192,8 @@ impl Sends {
         (seq, at)
     }
 
-    /// Returns how many of the staged requests may be posted: those before the first that waits for
-    /// a bind.
+    /// Returns how many of the staged requests may be posted: those before the first that is
+    /// waiting for a bind.
     pub(super) fn ready(&self, binds: Option<&Self>) -> u32 {
         let staged = self.ring.staged();
         let Some(binds) = binds else { return staged };
@@ -253,7 +253,7 @@ impl Sends {
     }
 
     /// Decides whether the new request creates a completion: if its poster requested one, and at
-    /// least once in half a queue, because otherwise the slots of unsignaled requests would never
+    /// least once per half a queue, because otherwise the slots of unsignaled requests would never
     /// be freed.
     pub(super) fn signal(&mut self, wanted: bool) -> bool {
         self.silent += 1;
@@ -280,7 +280,7 @@ impl Sends {
     }
 }
 
-/// Links the first `count` of the staged requests and counts them as posted.
+/// Links the first `count` staged requests and counts them as posted.
 fn link<W>(ring: &mut Ring, wrs: &mut [W], count: u32, set: impl Fn(&mut W, *mut W)) -> *mut W {
     let first = ring.posted;
     // Backwards, so that no entry is borrowed again after a pointer to it has been created.

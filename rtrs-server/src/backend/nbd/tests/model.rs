@@ -1,5 +1,5 @@
 //! Checks flushes against a model while the server crashes: a write that was acknowledged before a
-//! successful flush is durable, unless a flush has failed, or the process was killed, since then.
+//! successful flush is durable, unless a flush has since failed or the process was killed.
 
 use std::sync::Arc;
 use std::thread;
@@ -24,7 +24,7 @@ const STEPS: u32 = 40;
 enum Crashes {
     /// Connections close when the server crashes.
     Noticed,
-    /// Connections may stay up, but nothing is answered.
+    /// Connections may stay up, but no request is answered.
     Silent,
 }
 
@@ -45,9 +45,9 @@ struct Model {
     store: Store,
     how: NbdOptions,
     source: Arc<NbdSource>,
-    /// Devices, opened by the first IO of their shard.
+    /// Devices, each opened by its shard's first IO.
     shards: [Option<Rig>; SHARDS],
-    /// Latest write of each block that was acknowledged and not covered by a reported loss.
+    /// Latest write to each block that was acknowledged and is not covered by a reported loss.
     acknowledged: [u64; BLOCKS],
     next: u64,
     /// Whether a crash has happened since the last flush.
@@ -141,7 +141,7 @@ impl Model {
         self.flushed(status.is_ok());
     }
 
-    /// Processes the result of a flush, or of the last flush of a process.
+    /// Processes the result of a flush, or of a process's last flush.
     fn flushed(&mut self, good: bool) {
         if !good {
             assert!(self.suspect || self.crashes == Crashes::Silent, "nothing was lost");
@@ -238,7 +238,7 @@ fn a_server_allowing_one_connection_is_refused() {
     let mut rig = Rig::new(&*model.source, 9);
     let io = rig.transfer(IoOp::Read, 0, 0, BLOCK);
     rig.device.submit(io).unwrap();
-    // Long enough for some attempts; the test cannot fail if it is too short.
+    // Long enough for some attempts; a time that is too short cannot make the test fail.
     let end = Clock.now() + Duration::from_millis(300);
     while Clock.now() < end {
         rig.turn();

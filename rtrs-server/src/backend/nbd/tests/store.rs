@@ -1,4 +1,4 @@
-//! An NBD server within the test, with a cache that is lost when the server crashes.
+//! An in-process NBD server with a cache that is lost when the server crashes.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -14,14 +14,14 @@ pub(super) const BLOCK: usize = 512;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Content that survives a crash, by block.
+    /// Contents that survive a crash, by block.
     stable: Vec<u64>,
     cache: Vec<u64>,
     /// Number of the current instance of the server.
     start: u64,
     flags: u16,
     connections: Vec<UnixStream>,
-    /// Connections of earlier instances, which are not closed and never answer.
+    /// Connections of earlier instances, which stay open but are never answered.
     silent: Vec<UnixStream>,
 }
 
@@ -42,7 +42,7 @@ impl Store {
             for socket in listener.incoming() {
                 let store = serving.clone();
                 let socket = socket.unwrap();
-                // Fails when the client or a crash closes the socket.
+                // Fails when the client or a crash closes the connection.
                 thread::spawn(move || drop(store.serve(socket)));
             }
         });
@@ -55,12 +55,12 @@ impl Store {
         self.0.lock().flags = flags | if multi { tf::CAN_MULTI_CONN } else { 0 };
     }
 
-    /// Content that survives a crash.
+    /// Contents that survive a crash.
     pub(super) fn stable(&self) -> Vec<u64> {
         self.0.lock().stable.clone()
     }
 
-    /// Loses the cache, and all connections. Connections of a silent crash stay open.
+    /// Loses the cache and all connections. After a silent crash, the connections stay open.
     pub(super) fn crash(&self, silent: bool) {
         let mut state = self.0.lock();
         state.cache = state.stable.clone();
@@ -123,7 +123,7 @@ impl Store {
             if command == cmd::READ {
                 reply.extend_from_slice(&data);
             }
-            // Sent before a crash can begin: a reply comes from a running server.
+            // Sent before a crash can begin: only a running server replies.
             socket.write_all(&reply)?;
         }
     }

@@ -22,10 +22,10 @@ pub(super) struct GatewayDevice {
     inner: Arc<Inner>,
     core: Core,
     geometry: Geometry,
-    /// Generation of the image that `device` was opened on.
+    /// Generation of the image on which `device` was opened.
     generation: u64,
     device: Box<dyn BlockDevice>,
-    /// Devices on previously open images, with IO that has not completed.
+    /// Devices on previously opened images, with IO that has not completed.
     former: Vec<Box<dyn BlockDevice>>,
     /// IO that arrived while the lock was being released.
     held: VecDeque<Io>,
@@ -69,7 +69,7 @@ impl GatewayDevice {
 
     /// Begins an IO if this server is active.
     fn begin(&mut self, io: Io) -> Result<(), Io> {
-        // Done first, so that a server that is active again uses the reopened image.
+        // Done first, so that a server that has become active again uses the reopened image.
         self.follow();
         match self.inner.state() {
             State::Active => return self.device.submit(io),
@@ -85,7 +85,7 @@ fn open(inner: &Inner, core: &Core) -> io::Result<(u64, Box<dyn BlockDevice>)> {
     let Some(image) = image.as_ref() else {
         return Err(io::Error::other("the image is being closed"));
     };
-    // The generation changes together with the image.
+    // The generation and the image change together.
     Ok((inner.generation.load(Ordering::SeqCst), image.open(core)?))
 }
 
@@ -104,7 +104,7 @@ impl BlockDevice for GatewayDevice {
         if self.inflight() >= INFLIGHT_MAX {
             return Err(io);
         }
-        // The release of the lock waits until `starting` has dropped to zero.
+        // The lock is not released until `starting` has dropped to zero.
         self.inner.starting.fetch_add(1, Ordering::SeqCst);
         let begun = self.begin(io);
         self.inner.starting.fetch_sub(1, Ordering::SeqCst);
@@ -115,7 +115,7 @@ impl BlockDevice for GatewayDevice {
         self.now = now;
         let mut any = self.device.poll(now);
         self.former.iter_mut().for_each(|former| any |= former.poll(now));
-        // IO is held again while the lock is being released.
+        // IO is held again if the lock is being released.
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { break };
             if let Err(io) = self.submit(io) {

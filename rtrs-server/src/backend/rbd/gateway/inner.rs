@@ -1,4 +1,4 @@
-//! State shared by the shards, the thread and the source of a gateway.
+//! State shared by a gateway's shards, thread and source.
 
 use std::fmt;
 use std::io;
@@ -16,10 +16,10 @@ use rtrs_core::time::Duration;
 use crate::backend::rbd::image::{RbdOptions, RbdSource, Refused, open_image};
 use crate::backend::target::BackendError;
 
-/// How long the lock's owner may be silent before the cluster gives the lock to others.
+/// Time for which the lock's owner may be silent before the cluster gives the lock to others.
 const WATCH_MAX: Duration = Duration::from_secs(30);
 
-/// Message to the thread of a gateway.
+/// Message to a gateway's thread.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Take the lock for this session.
@@ -42,7 +42,7 @@ pub(super) enum Job {
 pub(super) enum State {
     Standby,
     Active,
-    /// The lock is being released: running IO completes, and new IO waits.
+    /// The lock is being released: IO in progress completes, and new IO waits.
     Leaving,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Inner {
     pub(super) identity: Option<ExportId>,
     pub(super) state: AtomicU8,
     pub(super) term: AtomicU64,
-    /// Number of times that the image was opened.
+    /// Number of times that the image has been opened.
     pub(super) generation: AtomicU64,
     /// The open image; None once the gateway has stopped.
     pub(super) image: Mutex<Option<Arc<RbdSource>>>,
@@ -63,9 +63,9 @@ pub(super) struct Inner {
     pub(super) starting: AtomicU32,
     /// Time when the process was last seen running, in milliseconds since the host booted.
     pub(super) alive: AtomicU64,
-    /// Time until which the gateway does not take the lock, by the same clock.
+    /// Time until which the gateway does not take the lock, on the same clock.
     pub(super) left_until: AtomicU64,
-    /// Whether a take-over was requested or is in progress.
+    /// Whether a takeover was requested or is in progress.
     pub(super) busy: AtomicBool,
     /// Session that last opened the export while it was active.
     pub(super) writer: Mutex<Option<SessionId>>,
@@ -83,7 +83,7 @@ pub(super) fn open(
     let image = open_image(name, &how.address)?;
     let jobs = jobs.clone();
     let report = move || {
-        // Without a worker, the source is ending.
+        // If there is no worker, the source is ending.
         let _ = jobs.send(Job::Refused(generation));
     };
     RbdSource::of(name, image, how, Some(Refused(Box::new(report))))
@@ -115,7 +115,7 @@ impl Inner {
     }
 
     pub(super) fn send(&self, job: Job) {
-        // Without a worker, the source is ending.
+        // If there is no worker, the source is ending.
         let _ = self.jobs.send(job);
     }
 

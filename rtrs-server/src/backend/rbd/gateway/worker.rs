@@ -39,7 +39,7 @@ pub(super) struct Worker {
     broken: Option<Instant>,
     /// Whether the image can be used.
     usable: bool,
-    /// Whether a failure to open the image was logged.
+    /// Whether a failure to open the image has been logged.
     logged: bool,
     /// Previously open images on which shards may still have IO in flight.
     former: Vec<Arc<Shared>>,
@@ -131,7 +131,7 @@ impl Worker {
             Err(error) if error.raw_os_error() == Some(libc::ESHUTDOWN) => {
                 self.lost(inner, REFUSED);
             }
-            // A slow cluster does not mean a loss of the lock.
+            // A slow cluster does not mean that the lock is lost.
             Err(error) => tracing::debug!("{}: {error}", inner.name),
         }
     }
@@ -260,7 +260,7 @@ impl Worker {
     }
 }
 
-/// Makes the gateway standby. It does not take over again before its sessions' paths have had time
+/// Makes the gateway standby. It does not take over again until its sessions' paths have had time
 /// to close.
 fn leave(inner: &Inner) {
     let left_for = u64::try_from(LEFT_FOR.as_millis()).unwrap_or(u64::MAX);

@@ -1,5 +1,5 @@
-//! Tests of concurrent changes to exports: access lists that a reload adopts during another change,
-//! targets whose release hangs, and names that are already taken.
+//! Tests of concurrent changes to exports: access lists that a reload applies during another
+//! change, targets whose release hangs, and names that are already taken.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use crate::control_protocol::Reloaded;
 use crate::settings::OnMissing;
 use crate::stats::AccessLimit;
 
-/// Function that the last flush of a file calls once.
+/// Function that a file's last flush calls once.
 type OnSettle = Box<dyn FnOnce() + Send>;
 
 /// A file whose last flush calls a function.
@@ -57,7 +57,7 @@ impl Hooked {
     }
 }
 
-/// Adopts the lists of a configuration with these exports.
+/// Applies the access lists of a configuration with these exports.
 fn narrow(exports: &Exports, specs: &[&str]) {
     let export = specs.iter().map(|spec| spec.parse().unwrap()).collect();
     let set = Settings { export, ..Settings::default() };
@@ -65,8 +65,8 @@ fn narrow(exports: &Exports, specs: &[&str]) {
     exports.narrow_access(&set, &checking, &mut Reloaded::default());
 }
 
-/// Changes the access list and the options of `vol`, whose file is at `path`, while a reload adopts
-/// the lists of a configuration with `specs`. Calls `then` before the export is reopened.
+/// Changes the access list and the options of `vol`, whose file is at `path`, while a reload
+/// applies the lists of a configuration with `specs`. Calls `then` before the export is reopened.
 fn change_while_narrowed(
     path: &Path,
     specs: &'static [&str],
@@ -123,7 +123,7 @@ fn a_reload_keeps_the_list_of_an_export_that_is_being_added() {
                 narrow(&exports, &["vol=/nonexistent/vol"]);
                 drop(done);
             }));
-            // The reload waits for the command; otherwise this would be enough time to finish.
+            // The reload waits for the command; otherwise, it would finish within this time.
             let _: Result<(), _> = wait.recv_timeout(Duration::from_millis(200));
         });
         let spec: ExportSpec = format!("x=null:1M,access={SET}").parse().unwrap();
@@ -297,7 +297,7 @@ fn a_missing_new_export_does_not_prevent_other_changes() {
     }
 }
 
-/// If the table is full or has a different export of that name, neither target can be published.
+/// If the table is full or has another export with that name, neither target can be published.
 #[test]
 fn an_export_that_cannot_be_republished_has_failed() {
     let (_dir, path) = file("exchange");

@@ -1,7 +1,7 @@
-//! Limits on the resources that clients use before they have proved anything.
+//! Limits on the resources that clients use before they have proven anything.
 //!
 //! A session is *unproven* until it opens an export (`sessions.rs`), and a path is unauthenticated
-//! until its client has proved its identity, if it must (`paths.rs`). Both give way to newcomers
+//! until its client has proven its identity, if it must (`paths.rs`). Both give way to newcomers
 //! once a limit is reached. Admission asks the limiter which sessions and paths those are, and ends
 //! them itself; every later event of a session or path is reported here.
 
@@ -79,7 +79,7 @@ impl Limiter {
         self.sessions.proved(path.session.id);
     }
 
-    /// Records that a session opened an export.
+    /// Records that a session has opened an export.
     pub(super) fn opened(&mut self, id: SessionId) {
         self.sessions.opened(id);
     }
@@ -99,7 +99,7 @@ impl Limiter {
         self.paths.count(key, source, region);
     }
 
-    /// Bytes of the chunks of unauthenticated paths.
+    /// Bytes in the chunks of unauthenticated paths.
     pub(super) fn bytes(&self) -> u64 {
         self.paths.bytes()
     }

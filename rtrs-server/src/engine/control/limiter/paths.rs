@@ -1,14 +1,14 @@
 //! Limits for paths whose clients have not yet authenticated.
 //!
-//! Anyone who reaches the port can connect such paths, and anyone who knows a session's UUID can
-//! connect them to the session. They therefore take no capacity from authenticated paths: they are
-//! counted separately, by session and by the memory of their chunks, which is pinned before the
-//! proof. That memory counts until its registration is undone, even if its path ended long before.
+//! Anyone who can reach the port can connect such paths, and anyone who knows a session's UUID can
+//! connect them to the session. Such paths therefore take no capacity from authenticated ones: they
+//! are counted separately, by session and by the memory of their chunks, which is pinned before the
+//! proof. That memory counts until it is deregistered, even if its path ended long before.
 //!
 //! When a limit is reached, existing paths give way to a newcomer until it fits: first the oldest
-//! path of the source with the most. If the newcomer would not fit even then, no path ends, and the
-//! newcomer is refused and retries. A path gives way if the newcomer's source holds less, or if it
-//! is older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
+//! path from the source with the most. If the newcomer would not fit even then, no path ends, and
+//! the newcomer is refused and retries. A path gives way if the newcomer's source holds less, or if
+//! it is older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
 //! authenticated path from there is open, or ended less than [`LOST_FOR`] ago. Other paths give way
 //! to known sources immediately. Known sources give way last, and never within their own session.
 //! Unauthenticated clients therefore cannot prevent a client from coming back, however many
@@ -29,8 +29,8 @@ use crate::engine::control::refusal::Refusal;
 use crate::engine::control::registry::Registry;
 use crate::path::{PathEnd, PathKey, PathShared};
 
-/// Maximum number of unauthenticated paths of a session, doubled for known sources. At least the
-/// number of paths of an honest client.
+/// Maximum number of unauthenticated paths in a session, doubled for known sources. No less than
+/// the number of paths of an honest client.
 const UNPROVED_MAX: usize = 32;
 
 /// Share of `memory-max` for all unauthenticated paths, as a divisor; one path is always permitted.
@@ -49,7 +49,7 @@ const LOST_MAX: usize = 1024;
 pub(in crate::engine::control) struct Newcomer {
     pub(in crate::engine::control) session: SessionId,
     pub(in crate::engine::control) source: Source,
-    /// Bytes of its chunks before the proof.
+    /// Size of its chunks in bytes before the proof.
     pub(in crate::engine::control) bytes: u64,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct UnprovedPaths {
     meter: Arc<MemoryMeter>,
     /// Counted memory, with its path and source.
     regions: Vec<(PathKey, Source, Weak<Region>)>,
-    /// Sources of ended authenticated paths, with the time of their end.
+    /// Sources of authenticated paths that have ended, with the time they ended.
     lost: BTreeMap<(Source, SessionId), Instant>,
 }
 
@@ -94,14 +94,14 @@ struct Known {
 struct Places {
     shares: BTreeMap<Source, Share>,
     live: u64,
-    /// Amount of ending paths and of those that have ended.
+    /// Amount held by paths that are ending or have ended.
     ending: u64,
     /// Sources of those paths.
     ending_from: BTreeSet<Source>,
 }
 
 impl UnprovedPaths {
-    /// Creates the limits of a server with a limit of `memory_max` bytes for all chunks.
+    /// Creates the limits for a server whose chunks may use `memory_max` bytes in total.
     pub(super) fn new(memory_max: u64) -> Self {
         let meter = MemoryMeter::new(memory_max / MEMORY_SHARE);
         Self { meter, regions: Vec::new(), lost: BTreeMap::new() }
@@ -113,7 +113,7 @@ impl UnprovedPaths {
         self.meter.used()
     }
 
-    /// Counts the memory of a path that has proved nothing yet.
+    /// Counts the memory of a path whose client has not authenticated yet.
     pub(super) fn count(&mut self, key: PathKey, source: Source, region: &Arc<Region>) {
         self.regions.retain(|(_, _, region)| region.strong_count() > 0);
         region.count_for(&self.meter);
@@ -126,7 +126,7 @@ impl UnprovedPaths {
         path.chunks.get().into_iter().for_each(|pool| pool.region().count_for(meter));
     }
 
-    /// Records the end of a path. If its client was known, its source stays known for some time.
+    /// Records the end of a path. The source of an authenticated client stays known for a while.
     pub(super) fn ended(&mut self, path: &Path, end: &PathEnd, now: Instant) {
         let session = path.shared().session.id;
         if matches!(end, PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted) {
@@ -254,7 +254,7 @@ impl Places {
         Some(ended)
     }
 
-    /// Selects the next path to give way, if any.
+    /// Selects the next path that gives way, if any.
     fn next(&self, demand: Demand, known: &Known, now: Instant) -> Option<PathKey> {
         let Demand { source, amount, limit } = demand;
         let own = self.shares.get(&source).map_or(0, |share| share.amount);
@@ -287,7 +287,7 @@ impl Places {
     }
 }
 
-/// Whether the client of a path is known.
+/// Whether the client of a path has authenticated.
 fn has_proved(path: &Path) -> bool {
     !path.is_unproved() && path.shared().identity().who != Who::Anonymous
 }

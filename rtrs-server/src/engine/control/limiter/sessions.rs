@@ -7,7 +7,7 @@
 //! that limit or `sessions-max` is reached, the oldest unproven session of the source with the most
 //! such sessions is evicted ([`Quota`]), and the new one admitted. Creating and ending sessions
 //! slows down working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that
-//! rate the new session is refused. A source without unproven sessions has a budget of its own.
+//! rate the new session is refused. Sources without unproven sessions have a separate budget.
 //!
 //! Sessions that have opened an export are exempt, and so are those that had one open and
 //! reconnect: their ID is a random 128-bit number, which over plain TCP only the two ends and
@@ -142,7 +142,7 @@ impl UnprovenSessions {
         !candidate.must_authenticate && self.returning.contains(&candidate.session)
     }
 
-    /// Selects the unproven session to evict for a connection of this session.
+    /// Selects the unproven session to evict for a connection of session `of`.
     fn victim(&self, of: SessionId) -> Option<SessionId> {
         let (_, id) = self.unproven.victim().filter(|_| self.ending.len() < TEARDOWN_MAX)?;
         (id != of).then_some(id)
@@ -218,7 +218,7 @@ mod tests {
         Candidate { session, source, must_authenticate: true }
     }
 
-    /// Checks the admission of a session from a source with many connections.
+    /// Decides whether to admit a session from a source with many connections.
     fn decide(
         sessions: &mut UnprovenSessions,
         n: usize,
@@ -333,7 +333,7 @@ mod tests {
             assert!(ask(n, MANY, begin).is_ok(), "{n}");
         }
         assert_eq!(ask(15, MANY, begin), Err(Refusal::Turnover));
-        // A source without unproven sessions has a budget of its own, and a reconnecting session
+        // Sources without unproven sessions have a separate budget, and a reconnecting session
         // needs none.
         assert!(ask(16, FEW, begin).is_ok());
         assert_eq!(ask(17, FEW, begin), Err(Refusal::Turnover));

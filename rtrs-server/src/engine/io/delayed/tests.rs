@@ -12,7 +12,7 @@ use crate::rate_limits::RateLimits;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// Number of requests that each shard keeps waiting.
+/// Number of requests that wait on each shard.
 const DEPTH: usize = 8;
 const MIB: u32 = 1 << 20;
 
@@ -52,7 +52,7 @@ fn at(after: Duration) -> Instant {
     Instant::from_nanos(7_000_000_000) + after
 }
 
-/// Shards with requests for one export.
+/// Shards that have requests for one export.
 struct Shards {
     throttle: Throttle,
     shards: Vec<Delayed>,
@@ -76,8 +76,8 @@ impl Shards {
         }
     }
 
-    /// Runs for a time in which each shard always has more requests. Returns the number of requests
-    /// that each shard began.
+    /// Runs for this time; each shard always has more requests. Returns the number of requests that
+    /// each shard began.
     fn run(&mut self, time: Duration, io: &IoProgress) -> Vec<u64> {
         let end = self.now + time;
         let mut begun = vec![0; self.shards.len()];
@@ -176,7 +176,7 @@ fn directions_do_not_wait_for_each_other() {
         assert!(!delayed.delays(request(0, permit), &read, at(Duration::ZERO)));
     }
     // A limit on both directions serves requests in the order in which they reached the front of
-    // the limit's queue.
+    // its queue.
     let delayed = &mut queues(limits("iops=1"));
     for (permit, io) in (0..).zip([&read, &write, &read, &read, &write]) {
         let delays = delayed.delays(request(0, permit), io, at(Duration::ZERO));
@@ -196,7 +196,7 @@ fn only_requests_for_data_are_limited() {
     for op in [IoOp::Flush, IoOp::Extents] {
         assert!(!delayed.delays(request(0, 2), &io(op, 1 << 30), at(Duration::ZERO)));
     }
-    // The cost of a discard's length is bounded.
+    // There is a maximum cost for the length of a discard.
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         let delayed = &mut queues(limits("bandwidth-write=1M"));
         assert!(!delayed.delays(request(0, 0), &io(op, 1 << 30), at(Duration::ZERO)));
@@ -235,7 +235,7 @@ fn clocks_of_shards_may_differ_and_jump() {
     shards.now = shards.now + 3600 * SECOND;
     let begun: u64 = shards.run(SECOND, &write).iter().sum();
     assert_near(begun, 1000 + 100);
-    // A shard whose turn began earlier uses an earlier time.
+    // A shard whose turn began earlier may use an earlier time.
     shards.now = Instant::from_nanos(shards.now.as_nanos() - 5_000_000);
     let begun: u64 = shards.run(SECOND, &write).iter().sum();
     assert_near(begun, 1000 - 5);

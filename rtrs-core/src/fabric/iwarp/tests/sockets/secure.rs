@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// Runs client and server, and returns the reason why the connection attempt fails.
+/// Runs client and server, and returns the reason why the connection attempt failed.
 fn attempt(client: &mut Node, server: &mut Node) -> String {
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     client.connect(address, BOUND);
@@ -212,7 +212,7 @@ fn ends(rogue: &mut Rogue, server: &mut Node) -> (CloseReason, String) {
     let mut reason = None;
     let mut heard = String::new();
     let end = server.now() + BOUND;
-    // The alert may arrive after the server has reported the end.
+    // The alert may arrive after the server has reported the close.
     while reason.is_none() || heard.is_empty() {
         assert!(server.now() < end, "the connection stays, or there is no alert: {reason:?}");
         match server.turn() {
@@ -309,14 +309,14 @@ fn keys_are_replaced_before_their_limit() {
         let event = either(&mut client, &mut server).1;
         up += u32::from(matches!(event, FabricEvent::Established { .. }));
     }
-    // Each send is one record, and each end changes its key twice.
+    // Each send is one record, and each side changes its key twice.
     for number in 0..KEY_RECORDS * 2 + 100 {
         exchange(&mut client, cq, &mut server, sq, number);
         exchange(&mut server, sq, &mut client, cq, number);
     }
 }
 
-/// Sends one message from one end to the other.
+/// Sends a message from one node to the other.
 fn exchange(from: &mut Node, qp: QpNum, to: &mut Node, peer: QpNum, number: u64) {
     to.fabric.post_recv(peer, number, None).unwrap();
     let op = WrOp::Send { imm: Some(9), invalidate: None };
