@@ -320,7 +320,8 @@ impl Binding {
         let guard = self.access.control();
         let control = guard.as_deref().and_then(Control::fd);
         let mut channels = control.into_iter().chain([socket]);
-        // The node may have closed the first one. If both fail, it checks on its own within a second.
+        // The node may have closed the first one. If both fail, the node checks by itself within a
+        // second.
         let _ = channels.any(|channel| tell(channel, &packet).is_ok());
     }
 

@@ -20,8 +20,8 @@ use super::access::{Binding, is_nonblocking};
 use super::transfer::{Arrival, How, Incoming};
 use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
-/// Number of times that a call yields its CPU for messages whose token has arrived. On a busy system,
-/// each yield takes as long as other threads run.
+/// Number of times that a call yields its CPU for messages whose token has arrived. On a busy
+/// system, each yield takes as long as other threads run.
 const YIELDS: usize = 5;
 /// Maximum wait for messages whose token has arrived: a poll has reported them. The node publishes
 /// them right after the token, unless it was killed or stopped in between.

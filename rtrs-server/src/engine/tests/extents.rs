@@ -231,7 +231,7 @@ fn lists_are_kept_again_after_the_last_change() {
     }
 }
 
-/// Under constant writes, each search covers only what is requested.
+/// Each search covers only what is requested, even under constant writes.
 #[test]
 fn searches_do_not_run_ahead_during_constant_writes() {
     let mut fixture = server(true);
