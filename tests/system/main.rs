@@ -74,6 +74,5 @@ mod times;
 mod tls;
 mod top;
 mod units;
-mod vhost_migration;
 mod vhost_user;
 mod volumes;

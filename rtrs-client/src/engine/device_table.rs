@@ -39,8 +39,6 @@ pub(crate) struct OpenDevice {
     pub(crate) volatile: bool,
     /// Identity of the export, if the server reports it.
     pub(crate) export_id: Option<ExportId>,
-    /// Whether another session may still write to the export, until this volume is promoted.
-    pub(crate) is_shared: bool,
 }
 
 impl OpenDevice {
@@ -53,7 +51,6 @@ impl OpenDevice {
             cache_id: 0,
             volatile: false,
             export_id: None,
-            is_shared: false,
         }
     }
 }
@@ -87,8 +84,6 @@ struct Device {
     cache: Option<Arc<CacheWatch>>,
     /// Whether the front end itself reports losses to each of its users.
     reports_elsewhere: bool,
-    /// Whether the user has claimed the device.
-    is_claimed: bool,
     /// Number of IOs taken and not yet reaped.
     inflight: usize,
     completed: VecDeque<Ended>,
@@ -105,7 +100,6 @@ impl Device {
             failing: false,
             cache: None,
             reports_elsewhere: false,
-            is_claimed: false,
             inflight: 0,
             completed: VecDeque::with_capacity(IOS_MAX),
             given_up: VecDeque::new(),
@@ -133,8 +127,6 @@ pub(crate) struct DeviceTable {
     rows: Vec<Device>,
     /// Devices that are open on the server.
     serving: DeviceSet,
-    /// Devices whose users have claimed them since the last report to the control shard.
-    claims: DeviceSet,
     /// IOs taken and not yet reaped.
     shares: Shares,
     /// Number of ended IOs not yet reaped.
@@ -143,9 +135,8 @@ pub(crate) struct DeviceTable {
 
 impl DeviceTable {
     pub(crate) fn new() -> Self {
-        let (rows, completed) = (Vec::new(), 0);
-        let [serving, claims] = [DeviceSet::default(); 2];
-        Self { rows, serving, claims, shares: Shares::new(IOS_MAX), completed }
+        let (rows, serving, completed) = (Vec::new(), DeviceSet::default(), 0);
+        Self { rows, serving, shares: Shares::new(IOS_MAX), completed }
     }
 
     fn row(&self, device: DeviceIndex) -> &Device {
@@ -178,7 +169,6 @@ impl DeviceTable {
         (row.standing, row.token) = (Standing::Free, DeviceToken::default());
         (row.completed, row.given_up) = (VecDeque::new(), VecDeque::new());
         self.serving.remove(device);
-        self.claims.remove(device);
         self.shares.remove();
     }
 
@@ -242,21 +232,6 @@ impl DeviceTable {
     /// Records that the device is no longer open on the server; its IO waits.
     pub(crate) fn pause(&mut self, device: DeviceIndex) {
         self.serving.remove(device);
-    }
-
-    /// Records that the user claims the device. Returns whether no other session can write to it.
-    pub(crate) fn claim(&mut self, device: DeviceIndex) -> bool {
-        let row = self.row_mut(device);
-        let is_shared = row.info.is_shared;
-        if is_shared && !std::mem::replace(&mut row.is_claimed, true) {
-            self.claims.insert(device);
-        }
-        !is_shared
-    }
-
-    /// Takes the devices that were claimed since the last call.
-    pub(crate) fn take_claims(&mut self) -> DeviceSet {
-        std::mem::take(&mut self.claims)
     }
 
     /// Stops the device from taking IO.

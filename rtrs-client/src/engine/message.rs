@@ -92,8 +92,6 @@ pub(crate) enum ControlMessage {
     InUse,
     /// The server reports that the export of this device was removed.
     Removed(DeviceIndex),
-    /// The user of a device has claimed it.
-    Claimed(DeviceIndex),
     /// A closing device has no IO left on this shard.
     Settled { device: DeviceIndex, shard: CoreIndex },
     /// A path reached an impossible state; the shard has ended its connection.

@@ -22,7 +22,6 @@ mod io;
 mod links;
 mod load;
 mod online;
-mod promotion;
 mod proofs;
 mod resize;
 mod scattered;

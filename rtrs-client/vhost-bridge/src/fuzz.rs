@@ -93,7 +93,6 @@ impl RingEnds {
             memory: Arc::clone(&self.memory),
             alarm: Arc::clone(&self.alarm),
             record: self.area.record(0),
-            log: None,
         };
         // A ring that cannot start is a legal outcome; later steps then do nothing.
         self.ring = Vring::start(setup).ok();

@@ -5,5 +5,4 @@ mod rig;
 mod control;
 mod data;
 mod hostile;
-mod migration;
 mod restart;

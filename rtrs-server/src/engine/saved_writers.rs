@@ -30,14 +30,13 @@ impl From<SessionId> for SessionHash {
     }
 }
 
-/// Sessions that have written to an export.
+/// Sessions that have written to an export, with the latest at the end of each list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriterLists {
-    /// First the last session that opened the export for exclusive writing, then sessions that have
+    /// The last session that opened the export for exclusive writing, and sessions that have
     /// migrated from it since then.
     pub writers: Vec<SessionHash>,
-    /// Sessions after which a different session opened the export for exclusive writing, the latest
-    /// last.
+    /// Sessions after which another session opened the export for exclusive writing.
     pub displaced: Vec<SessionHash>,
 }
 
@@ -45,22 +44,13 @@ pub struct WriterLists {
 #[derive(Debug, Default)]
 pub struct SavedWriters {
     lists: Mutex<WriterLists>,
-    /// Whether an earlier process has saved last writers.
-    are_known: bool,
     store: Option<Box<dyn WriterStore>>,
 }
 
 impl SavedWriters {
     /// Continues with saved lists, and saves their changes.
     pub fn kept(lists: WriterLists, store: Box<dyn WriterStore>) -> Self {
-        let are_known = !lists.writers.is_empty();
-        Self { lists: Mutex::new(lists), are_known, store: Some(store) }
-    }
-
-    /// Whether the lists go back to an earlier process. Without that, a session that they lack may
-    /// be one of the last writers.
-    pub(crate) fn are_known(&self) -> bool {
-        self.are_known
+        Self { lists: Mutex::new(lists), store: Some(store) }
     }
 
     /// Whether, according to the lists, another session has opened the export for exclusive writing
@@ -81,19 +71,16 @@ impl SavedWriters {
         let mut lists = self.lists.lock();
         let before = lists.clone();
         let WriterLists { writers, displaced } = &mut *lists;
+        writers.retain(|writer| *writer != session);
         displaced.retain(|one| *one != session);
         if !joins {
-            writers.retain(|writer| *writer != session);
             displaced.append(writers);
         }
-        if !writers.contains(&session) {
-            writers.push(session);
+        writers.push(session);
+        for list in [writers, displaced] {
+            let surplus = list.len().saturating_sub(SESSIONS_MAX);
+            list.drain(..surplus);
         }
-        // The exclusive writer stays.
-        let surplus = writers.len().saturating_sub(SESSIONS_MAX);
-        writers.drain(1..1 + surplus);
-        let surplus = displaced.len().saturating_sub(SESSIONS_MAX);
-        displaced.drain(..surplus);
         if let Some(store) = self.store.as_ref().filter(|_| *lists != before) {
             store.save(&lists);
         }

@@ -57,7 +57,6 @@ mod path_fence;
 mod path_proof;
 mod path_volumes;
 pub(in crate::engine) mod paths;
-mod promotion;
 mod reconnect;
 mod reopen;
 mod routes;
@@ -415,11 +414,6 @@ impl SessionControl {
             }
             ControlMessage::Removed(volume) => {
                 self.on_lost(volume, &SessionFailure::Removed, None, ctx);
-            }
-            ControlMessage::Claimed(volume) => {
-                if self.routes.volumes.claim(volume, ctx.now) {
-                    self.open_beside(ctx);
-                }
             }
             ControlMessage::Settled { device, shard } => {
                 if self.routes.volumes.settled(device, shard) {

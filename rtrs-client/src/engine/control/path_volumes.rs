@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{FabricError, RemoteMem};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{AccessMode, Move, OpenFlags};
+use rtrs_core::wire::Move;
 
 use super::channel::Channel;
 use super::path_fence::PathFence;
@@ -51,19 +51,7 @@ impl PathVolumes {
         let until = until.unwrap_or(ctx.now + STEP_TIMEOUT);
         let ask = Ask::Open(volume.access());
         self.terms.ask(Asked { volume: volume.index(), ask, until });
-        post_open(volume, volume.access(), channel, ctx)
-    }
-
-    /// Opens a volume again with exclusive access.
-    pub(super) fn promote(
-        &mut self,
-        volume: &Volume,
-        channel: &mut Channel,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
-        let until = ctx.now + STEP_TIMEOUT;
-        self.terms.ask(Asked { volume: volume.index(), ask: Ask::Promote, until });
-        post_open(volume, AccessMode::ReadWrite, channel, ctx)
+        post_open(volume, channel, ctx)
     }
 
     /// Opens a volume again to learn what has changed.
@@ -76,7 +64,7 @@ impl PathVolumes {
         self.terms.reopen(volume.index()).begin(ctx.now);
         let until = ctx.now + STEP_TIMEOUT;
         self.terms.ask(Asked { volume: volume.index(), ask: Ask::Again, until });
-        post_open(volume, volume.access(), channel, ctx)
+        post_open(volume, channel, ctx)
     }
 
     /// Closes a volume that the path serves.
@@ -139,17 +127,10 @@ impl PathVolumes {
     }
 }
 
-fn post_open(
-    volume: &Volume,
-    access: AccessMode,
-    channel: &mut Channel,
-    ctx: &mut Ctx<'_>,
-) -> Result<(), PathEnd> {
-    let export = volume.export();
+fn post_open(volume: &Volume, channel: &mut Channel, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
+    let (export, access) = (volume.export(), volume.access());
     let returns = volume.pinned.was_open_at(channel.server(), channel.process());
-    let waits = access == AccessMode::Migration && volume.promotion.is_pending();
-    let flags = OpenFlags { returns, waits };
-    channel.post(ctx, |service, fabric| service.post_open(export, access, flags, fabric))
+    channel.post(ctx, |service, fabric| service.post_open(export, access, returns, fabric))
 }
 
 #[cfg(test)]

@@ -73,12 +73,6 @@ impl Volumes {
         Ok(at)
     }
 
-    /// Records that a volume's user claims the device. Returns whether the volume exists.
-    pub(super) fn claim(&mut self, volume: DeviceIndex, now: Instant) -> bool {
-        let row = self.rows.get_mut(volume.index()).and_then(Option::as_mut);
-        row.map(|volume| volume.promotion.claim(now)).is_some()
-    }
-
     /// Frees the index of a volume that no shard or server uses any longer.
     pub(super) fn remove(&mut self, volume: DeviceIndex) {
         self.rows[volume.index()] = None;

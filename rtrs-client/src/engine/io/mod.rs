@@ -365,7 +365,6 @@ impl Shard {
         self.ios.devices.drop_unclaimed();
         self.report_retired(ctx);
         self.report_settled(ctx);
-        self.report_claims(ctx);
         let any = self.sweep(ctx) | self.issue_waiting(ctx);
         self.wake_others(ctx);
         any | self.ios.release_flushes()
@@ -453,12 +452,6 @@ impl Shard {
             self.paths.forget_device(device);
             ctx.out.control(ControlMessage::Settled { device, shard: self.index });
         }
-    }
-
-    /// Reports devices that were claimed.
-    fn report_claims(&mut self, ctx: &mut Ctx<'_>) {
-        let claims = self.ios.devices.take_claims();
-        claims.iter().for_each(|device| ctx.out.control(ControlMessage::Claimed(device)));
     }
 
     /// Reports leaving paths that have no requests in flight on this shard.

@@ -12,13 +12,13 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{Limits, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{AccessMode, Name, OpenFlags, OpenRefusal, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenRefusal, OpenRsp, OpenRspTail, errno};
 
 use super::close::Closings;
 use super::ended::{Ended, Known};
-use super::open_modes::{OpenModes, Opener};
+use super::open_modes::OpenModes;
 use super::removed::Removed;
-use super::writers::{CurrentWriters, NewWriter};
+use super::writers::CurrentWriters;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{Examined, OpenMode, Search};
@@ -169,7 +169,7 @@ impl Opens {
         mode: OpenMode,
         ctx: &mut Ctx<'_>,
     ) -> ControlAnswer {
-        let OpenMode { access, compares, flags: OpenFlags { returns, waits }, .. } = mode;
+        let OpenMode { access, compares, returns, .. } = mode;
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
@@ -182,32 +182,29 @@ impl Opens {
             return ControlAnswer::Refused(errno::EPERM);
         }
         // Gateways share no list of writers; the image's lock keeps old requests out.
-        let returns_to_list = returns && access.may_write() && export.source.gateway().is_none();
-        if returns_to_list && self.writers.have_changed_since(session.id, &export) {
+        let has_list = export.source.gateway().is_none();
+        if returns
+            && access.may_write()
+            && has_list
+            && self.writers.have_changed_since(session.id, &export)
+        {
             return ControlAnswer::Refused(errno::EBADE);
         }
         let geometry = export.geometry();
-        let is_last_writer = returns_to_list && self.writers.contain(session.id, &export);
-        let waits = waits && access == AccessMode::Migration;
-        let opener = Opener { session: session.id, is_last_writer, waits };
-        let migrated = self.access.migrates(index, session.id);
-        let result = self.access.open(index, geometry.read_only, opener, access);
+        let result = self.access.open(index, geometry.read_only, session.id, access);
         if let Err(errno) = result {
             return ControlAnswer::Refused(errno);
         }
         if compares {
             session.note_compares();
         }
-        let writable = access.may_write() && !self.access.waits(index, session.id);
-        let entry = DeviceEntry { export: index, writable };
+        let entry = DeviceEntry { export: index, writable: access.may_write() };
         let had = session.devices.find(index).is_some();
         let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
             self.give_back(index, session.id, ctx.out);
             return ControlAnswer::Refused(errno::ENOMEM);
         };
-        let promoted = migrated && access == AccessMode::ReadWrite;
-        let writer = NewWriter { session: session.id, access, returns, promoted };
-        self.writers.opened(writer, &export, self.access.opens(index));
+        self.writers.opened(session.id, &export, access, returns);
         let secret = self.params.eviction_key.secret(session.id);
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };
