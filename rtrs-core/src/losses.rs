@@ -5,7 +5,7 @@
 //! not matter which user wrote the lost data: where several connections present one device (NBD's
 //! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
 //! starts with the losses known at the device's last successful flush, so a client that reconnects
-//! is still told of a loss that was not reported on its last connection. A report to a user that
+//! still receives a loss that was not reported on its last connection. A report to a user that
 //! has since left counts as a successful flush; otherwise, if each of a series of programs flushes
 //! once, all of them would fail.
 

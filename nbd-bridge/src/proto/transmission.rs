@@ -96,7 +96,7 @@ pub struct Refusal {
 pub struct Terms {
     /// Reads and errors are answered with structured chunks.
     pub structured_replies: bool,
-    /// The client was told the block sizes and must respect them.
+    /// Whether the client has received the block sizes, and so must send whole blocks.
     pub keeps_blocks: bool,
     /// The client selected the context `base:allocation`.
     pub block_status: bool,

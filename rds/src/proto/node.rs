@@ -47,7 +47,7 @@ pub struct AckProgress {
     pub acked: u64,
     /// Whether a user, or a peer that pings, waits for more acknowledgments.
     pub is_awaited: bool,
-    /// Whether so much data is unacknowledged that each write must be followed by a check.
+    /// Whether unacknowledged data exceeds the limit above which a check follows each write.
     pub is_much: bool,
 }
 

@@ -46,7 +46,7 @@ pub struct DetachArgs {
     ///
     /// Without this, a device that is mounted, open or otherwise in use is not detached, nor is a
     /// volume with connected NBD clients or a virtual machine. The IO of its users fails. If the
-    /// process is dead, --force also forgets its unflushed writes: NBD clients are not told if the
+    /// process is dead, --force also forgets its unflushed writes: NBD clients get no error if the
     /// server loses them.
     #[arg(long)]
     pub force: bool,

@@ -27,7 +27,7 @@ pub(crate) struct Shutdown(Option<Progress>);
 
 impl Shutdown {
     /// Starts the shutdown of a session with this number of shards, or shortens one in progress.
-    /// Returns whether the shards must be told the deadline.
+    /// Returns true if the caller must send the deadline to the shards.
     pub(crate) fn begin(&mut self, deadline: Instant, shards: usize) -> bool {
         self.0 = match self.0 {
             Some(before) if before.deadline <= deadline => return false,

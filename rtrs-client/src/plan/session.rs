@@ -136,7 +136,7 @@ impl SessionPlan {
     }
 
     /// Time for which the transport retransmits unacknowledged data before it closes a connection.
-    /// It is longer than the heartbeat limit, so that heartbeats decide first, but bounded.
+    /// Longer than the heartbeat limit, so that heartbeats detect a dead path first, but bounded.
     fn transport_timeout(&self) -> Duration {
         let silence = self.heartbeat().silence_max();
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))

@@ -89,7 +89,7 @@ pub fn run<K: ErrorClass>(
     };
     shown.or_else(|end| match end {
         End::Failed(error) => Err(error),
-        // It is not an error if a reader such as `head` has closed its end.
+        // A reader such as `head` may close its end at any time, which is no error.
         End::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         End::Output(error) => Err(CommandError::with_source(K::SYSTEM, "cannot print", error)),
     })

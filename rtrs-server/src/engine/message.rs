@@ -2,7 +2,7 @@
 //!
 //! The control shard is shard 0; a message to the same shard is delivered within the same turn.
 //! Messages from one shard to another arrive in order. The lifecycle of a path relies on this: a
-//! shard must be told to accept a connection before it is told to close it.
+//! shard must receive the message to accept a connection before the message to close it.
 
 use std::collections::BTreeMap;
 use std::fmt;

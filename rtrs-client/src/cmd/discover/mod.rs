@@ -37,7 +37,7 @@ pub struct DiscoverArgs {
 
     /// Time limit for each server, 10ms to 10m [default: 5s]
     ///
-    /// It covers the connect and all answers of a server. Servers are queried at the same time.
+    /// The limit covers the connect and all answers of a server. Servers are queried concurrently.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 

@@ -125,8 +125,8 @@ impl Region {
     }
 
     /// Maps a part of a file that other processes map too. The offset must be a multiple of the
-    /// page size. The caller must trust whoever can shorten the file: an access beyond its end
-    /// kills the process.
+    /// page size. Only trusted processes may be able to shorten the file: an access beyond its
+    /// end kills this process.
     ///
     /// # Errors
     /// See [`Region::new`].

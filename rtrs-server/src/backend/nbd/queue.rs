@@ -82,7 +82,7 @@ impl NbdDevice {
         }
     }
 
-    /// Completes a request. A successful flush goes on to wait for other connections.
+    /// Completes a request; a successful flush completes once those on other connections have.
     fn end(&mut self, slot: &Slot, status: IoStatus) {
         let (op, mark) = (slot.op, slot.mark);
         // A change with FUA may fail with the error of an earlier write-back, whatever the errno.

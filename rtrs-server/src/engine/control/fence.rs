@@ -1,4 +1,4 @@
-//! FENCE: a client reports that one of its paths is dead, and asks to be told when no more work
+//! FENCE: a client reports that one of its paths is dead, and requests an answer once no more work
 //! from that path can begin.
 //!
 //! The answer waits until every shard has stopped serving the path: whatever still arrives over its

@@ -342,7 +342,7 @@ impl Path {
         let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
         match end {
             _ if !is_loud => tracing::debug!(%path, %peer, ?state, reason = %end, "path closing"),
-            // The peer can do nothing about these causes, and is not told the reason.
+            // The peer cannot mend these causes, so it does not receive the reason.
             PathEnd::Internal(_) | PathEnd::Unserved(_) => {
                 tracing::warn!(%path, %peer, reason = %end, "path closing");
             }

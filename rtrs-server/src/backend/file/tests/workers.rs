@@ -110,7 +110,7 @@ fn cached_writes_to_a_device_without_nonblocking_writes_are_limited() {
     let source = FileSource::open(&path, how).unwrap();
     let ring = Ring::new(256).unwrap();
     let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
-    // A file stands in for the device, which would need root.
+    // A real device would need root, so the test uses a file.
     (device.workers.nowait, device.workers.cached_device) = (true, true);
     let region = Region::new(4096).unwrap();
     let submit = |device: &mut FileDevice, tags: std::ops::Range<u64>| {
