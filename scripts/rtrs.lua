@@ -125,6 +125,8 @@ local r = {
     type = ProtoField.uint16("rnbd.type", "Type", base.HEX, USER),
     version = ProtoField.uint8("rnbd.version", "Version"),
     access = ProtoField.uint8("rnbd.access", "Access", base.DEC, ACCESS),
+    returns = ProtoField.bool("rnbd.returns", "Had the export open", 8, nil, 1),
+    waits = ProtoField.bool("rnbd.waits", "No IO until rw", 8, nil, 2),
     name = ProtoField.string("rnbd.name", "Export"),
     device = ProtoField.uint32("rnbd.device", "Device"),
     sector = ProtoField.uint64("rnbd.sector", "Sector"),
@@ -297,7 +299,7 @@ local function user_message(tree, range, is_answer)
     if kind == 0 or kind == 1 then
         add_all(sub, range, { { r.version, 4, 1 } })
     elseif kind == 2 then
-        add_all(sub, range, { { r.access, 4, 1 } })
+        add_all(sub, range, { { r.access, 4, 1 }, { r.returns, 5, 1 }, { r.waits, 5, 1 } })
         local name = text_of(range, 6, 255)
         sub:add(r.name, range(6), name)
         title = string.format("%s %q", title, name)

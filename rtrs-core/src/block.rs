@@ -350,6 +350,17 @@ pub trait BlockDevice: fmt::Debug {
         None
     }
 
+    /// Requests exclusive use of the device, and returns whether no other session can write to it.
+    /// Until then the caller submits no IO. Only a device that was opened for a migration is not
+    /// exclusive immediately: it becomes exclusive when the session of the old host has ended.
+    fn claim(&mut self) -> bool {
+        true
+    }
+
+    /// Withdraws the request of [`claim`](Self::claim) while the device is not exclusive yet. The
+    /// old host keeps it then.
+    fn release_claim(&mut self) {}
+
     /// Returns the number of losses as of the end of the flush that [`reap`](Self::reap) returned
     /// last. Later losses may concern writes acknowledged after that. None after other IO.
     fn losses_at_end(&self) -> Option<u64> {

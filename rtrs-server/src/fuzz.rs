@@ -37,7 +37,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{
     AccessMode, ClientExtensions, Close, ConnReq, Discover, Fence, Imm, InfoReq, InfoRsp, IoHeader,
-    Name, Open, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    Name, Open, OpenFlags, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
 use self::proofs::Tasks;
@@ -423,8 +423,8 @@ impl Rig {
             13 => {
                 let name = [&b"vol"[..], b"fixed", b"/vol", b"none"][usize::from(fields & 3)];
                 let access = AccessMode::from_wire(fields >> 2 & 3).unwrap_or_default();
-                let returns = fields & 16 != 0;
-                Open { access, returns, dev_name: Name::new(name).ok()? }.encode().to_vec()
+                let flags = OpenFlags { returns: fields & 16 != 0, waits: fields & 32 != 0 };
+                Open { access, flags, dev_name: Name::new(name).ok()? }.encode().to_vec()
             }
             14 if discovers => {
                 let after = ["", "fixed", "vol", "/vol"][usize::from(fields & 3)];
@@ -671,7 +671,7 @@ impl Clients {
 
     fn open(&mut self, conn: usize, permit: u8, name: &str, access: AccessMode) {
         let Ok(dev_name) = Name::new(name.as_bytes()) else { return };
-        let header = Open { access, returns: false, dev_name }.encode();
+        let header = Open { access, flags: OpenFlags::default(), dev_name }.encode();
         let usr_len = Open::LEN as u16;
         let read = ReadMsg { usr_len, need_inval: false, desc: Some(self.result(512)) };
         let mut message = vec![0; read.encoded_len()];

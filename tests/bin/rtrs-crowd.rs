@@ -271,6 +271,7 @@ fn config(args: &Args, number: usize) -> SessionConfig {
             export: format!("{}{number}", args.export),
             access: AccessMode::ReadWrite,
             read_only_fallback: false,
+            promotes: false,
             inherited_epoch: None,
             inherited_export: None,
             identity: None,

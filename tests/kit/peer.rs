@@ -14,7 +14,7 @@ use rtrs_core::ids::QpNum;
 use rtrs_core::rt::{Clock, Ring};
 use rtrs_core::tests::PlayedClient;
 use rtrs_core::time::Duration;
-use rtrs_core::wire::{AccessMode, Imm, Name, Open, OpenRsp};
+use rtrs_core::wire::{AccessMode, Imm, Name, Open, OpenFlags, OpenRsp};
 
 pub use rtrs_core::tests::{Answer, Data, PathOptions as PeerOptions, read_message};
 
@@ -174,8 +174,8 @@ impl Peer {
     /// # Panics
     /// Panics if the answer is missing or malformed.
     pub fn open(&mut self, name: &str, access: AccessMode) -> Result<OpenRsp, u16> {
-        let open =
-            Open { access, returns: false, dev_name: Name::new(name.as_bytes()).expect("a name") };
+        let dev_name = Name::new(name.as_bytes()).expect("a name");
+        let open = Open { access, flags: OpenFlags::default(), dev_name };
         self.open_raw(&open.encode())
     }
 

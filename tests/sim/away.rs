@@ -22,11 +22,11 @@ use super::{Failure, Plant};
 
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// Maximum time that the server takes to end the session of a client that is away or has left.
-const GONE_MAX: Duration = Duration::from_secs(10);
-/// Maximum time from the first client's return to the end of its IO.
-const RETURN_MAX: Duration = Duration::from_secs(20);
+pub(super) const GONE_MAX: Duration = Duration::from_secs(10);
+/// Maximum time from the return of the first client to the end of its IO.
+pub(super) const RETURN_MAX: Duration = Duration::from_secs(20);
 
-fn settings(seed: u64) -> Options {
+pub(super) fn settings(seed: u64) -> Options {
     let mut options = Options::draw(seed);
     (options.heartbeat, options.server_heartbeat) = (HEARTBEAT, 2 * HEARTBEAT);
     (options.no_path, options.slow_io) = (NoPath::Queue, SlowIo::Wait);
@@ -76,7 +76,7 @@ pub fn run_away(seed: u64, memory: Memory, sink: Option<Sink>) -> Outcome {
 }
 
 /// Issues writes to all sectors, in random order.
-fn write_all(cluster: &mut Cluster, options: &Options, prng: &mut Prng) {
+pub(super) fn write_all(cluster: &mut Cluster, options: &Options, prng: &mut Prng) {
     let max = options.work.span_max.clamp(1, 8);
     let (mut sector, mut places) = (0, Vec::new());
     while sector < options.work.sectors {
@@ -90,7 +90,7 @@ fn write_all(cluster: &mut Cluster, options: &Options, prng: &mut Prng) {
     }
 }
 
-fn wait(
+pub(super) fn wait(
     cluster: &mut Cluster,
     max: Duration,
     what: &str,

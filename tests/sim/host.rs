@@ -214,6 +214,7 @@ pub(super) fn volume(export: &str) -> VolumeConfig {
         export: export.into(),
         access: AccessMode::ReadWrite,
         read_only_fallback: false,
+        promotes: false,
         inherited_epoch: None,
         inherited_export: None,
         identity: None,

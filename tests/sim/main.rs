@@ -4,7 +4,7 @@
 use rtrs_core::mutant::{Mutant, choose};
 use rtrs_tests::sim::{
     GatewayPlant, Memory, Options, Plant, hunt, kept_seeds, run, run_away, run_gateways, run_held,
-    run_idle, run_machine, run_proofs, run_shares, run_with,
+    run_idle, run_machine, run_moving, run_proofs, run_shares, run_with,
 };
 
 /// Number of seeds within which a planted bug must be caught.
@@ -56,7 +56,28 @@ fn a_client_that_returns_after_another_writer_is_refused() {
     assert!(checkers.contains(&"blocks"), "old requests of a client change nothing: {checkers:?}");
 }
 
-/// For minutes, nothing but slow idle heartbeats happens, until an event. `scripts/test.sh` runs
+/// A virtual machine moves to a host whose session waits for exclusive access, while the old host
+/// ends in any way.
+#[test]
+fn a_new_host_writes_only_after_the_old_one() {
+    let mut late = 0;
+    for seed in 0..200 {
+        let outcome = run_moving(seed, None);
+        assert_eq!(outcome.failure, None, "seed {seed}");
+        if seed < 10 {
+            assert_eq!(run_moving(seed, None), outcome, "seed {seed} repeats itself");
+        }
+        late += u64::from(outcome.stats.io_errors > 0);
+    }
+    assert!(late >= 40, "an old host returned with requests in only {late} of 200 variations");
+    choose(Some(Mutant::SecondWriter));
+    let hasty = (0..20).filter_map(|seed| run_moving(seed, None).failure);
+    let checkers: Vec<_> = hasty.map(|failure| failure.checker).collect();
+    choose(None);
+    assert!(checkers.contains(&"blocks"), "no early grant is noticed: {checkers:?}");
+}
+
+/// For minutes, nothing happens but slow idle heartbeats, until an event. `scripts/test.sh` runs
 /// more seeds.
 #[test]
 fn failures_after_idle_minutes_are_detected_in_time() {

@@ -7,13 +7,13 @@
 //! `options.rs` settings drawn from a seed · `cluster.rs` cores, world and clock · `host.rs` one
 //! core · `port.rs` the fabric as the engines see it, with its faults · `disk.rs` the backend ·
 //! `epochs.rs` the server's state directory · `workload.rs` users of the device · `buffers.rs`
-//! their memory · `nbd.rs` their front end · `oracle.rs` legal results of reads · `faults.rs` fault
-//! plan · `held.rs` a write held by its disk · `away.rs` a client returning after another writer ·
-//! `idle.rs` events after idle minutes · `shares.rs` shares of equal paths after a stall ·
-//! `machine/` a virtual machine and the front end for it · `proofs.rs` clients that prove their
-//! identity, and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs`
-//! one run from attach to detach · `log.rs` event log · `plant.rs` planted bugs · `mutants.rs`
-//! engines with a rule removed.
+//! their memory · `nbd.rs` their front end · `oracle.rs` legal results of reads · `faults.rs` plan
+//! of faults · `held.rs` a write held by its disk · `away.rs` a client that returns after another
+//! writer · `moving.rs` a virtual machine that moves to a new host · `idle.rs` events after idle
+//! minutes · `shares.rs` shares of equal paths after a stall · `machine/` a virtual machine and the
+//! front end for it · `proofs.rs` clients that prove their identity, and an intruder, with
+//! `crowd.rs` · `gateways/` two servers over one store · `run.rs` one run from attach to detach ·
+//! `log.rs` event log · `plant.rs` planted bugs · `mutants.rs` engines with a rule removed.
 
 mod away;
 mod buffers;
@@ -29,6 +29,7 @@ mod host;
 mod idle;
 mod log;
 mod machine;
+mod moving;
 mod mutants;
 mod nbd;
 mod options;
@@ -46,6 +47,7 @@ pub use gateways::{Counts, GatewayPlant, run_gateways};
 pub use held::run_held;
 pub use idle::run_idle;
 pub use log::Sink;
+pub use moving::run_moving;
 pub use mutants::{Caught, Scenario, Scene, Verdict, hunt, keep_panics};
 pub use options::Options;
 pub use plant::Plant;

@@ -5,6 +5,8 @@
 //! one script, which reports on the serial console in lines that begin with `@@`. QEMU emulates the
 //! processor, so nothing is measured.
 
+mod migration;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -217,7 +219,7 @@ fn initramfs(kernel: &Kernel) -> Vec<u8> {
     archive.finish()
 }
 
-fn qemu(kernel: &Kernel, initramfs: &Path, socket: &Path) -> Proc {
+fn qemu_command(kernel: &Kernel, initramfs: &Path, socket: &Path) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-accel", "tcg", "-smp", "2", "-display", "none", "-nodefaults"]);
     command.args(["-object", "memory-backend-memfd,id=m,size=768M,share=on"]);
@@ -226,7 +228,7 @@ fn qemu(kernel: &Kernel, initramfs: &Path, socket: &Path) -> Proc {
     command.args(["-append", "console=ttyS0 loglevel=4 panic=-1 tsc=reliable rdinit=/init"]);
     command.arg("-chardev").arg(format!("socket,id=c,path={},reconnect=1", socket.display()));
     command.args(["-device", "vhost-user-blk-pci,chardev=c,num-queues=2"]);
-    Proc::start(command)
+    command
 }
 
 /// Server with one export that grows, and the client that serves the export to the guest.
@@ -304,7 +306,7 @@ fn linux_survives_kills_of_both_daemons_a_resize_and_a_reboot() {
     let mut host = Host::new();
     let archive = host.scratch.path("initramfs");
     fs::write(&archive, initramfs(&kernel)).expect("the initramfs");
-    let mut qemu = qemu(&kernel, &archive, &host.socket());
+    let mut qemu = Proc::start(qemu_command(&kernel, &archive, &host.socket()));
     let sectors = |bytes: u64| (bytes / 512).to_string();
     assert_eq!(qemu.wait_lines("@@ disk ", 1, GUEST_TIME_MAX), [sectors(64 << 20)]);
     let mut rounds = 0;

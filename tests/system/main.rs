@@ -74,5 +74,6 @@ mod times;
 mod tls;
 mod top;
 mod units;
+mod vhost_migration;
 mod vhost_user;
 mod volumes;

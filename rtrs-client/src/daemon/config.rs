@@ -23,6 +23,7 @@ pub(crate) fn volume_config(plan: &SessionPlan) -> VolumeConfig {
             Access::Migration => AccessMode::Migration,
         },
         read_only_fallback: plan.access == Access::Auto,
+        promotes: false,
         inherited_epoch: None,
         inherited_export: None,
         identity: plan.settings.identity,

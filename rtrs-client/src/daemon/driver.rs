@@ -28,7 +28,7 @@ use crate::engine::{
     Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, Resolved,
     SessionConfig,
 };
-use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket, MemoryChange};
+use crate::frontend::{Complaint, FrontEndClient, FrontRequest, FrontSocket, MemoryChange};
 
 /// Message to a shard, from another shard or from the rest of the process.
 pub(crate) enum Message {
@@ -100,8 +100,8 @@ pub(crate) struct ClientShardReport {
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     /// Counters of the front ends, by device.
     pub(crate) fronts: Vec<(DeviceIndex, FrontEndStats)>,
-    /// Complaints from the front ends about clients, by device.
-    pub(crate) complaints: Vec<(DeviceIndex, &'static str)>,
+    /// Complaints of the front ends about clients, by device.
+    pub(crate) complaints: Vec<(DeviceIndex, Complaint)>,
 }
 
 /// Parameters of a shard.

@@ -11,8 +11,8 @@ use rtrs_core::time::{Instant, earliest};
 use super::endings::FrontsStopped;
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{
-    FrontEnd, FrontEndClient, FrontEndPools, FrontRequest, FrontSocket, MakeFrontEnd, MemoryChange,
-    Place,
+    Complaint, FrontEnd, FrontEndClient, FrontEndPools, FrontRequest, FrontSocket, MakeFrontEnd,
+    MemoryChange, Place,
 };
 
 /// Front end to be created on its shard.
@@ -249,7 +249,7 @@ impl Fronts {
     }
 
     /// Complaints about clients, by device.
-    pub(crate) fn complaints(&self) -> Vec<(DeviceIndex, &'static str)> {
+    pub(crate) fn complaints(&self) -> Vec<(DeviceIndex, Complaint)> {
         let complaint = |slot: &Slot| Some((slot.device, slot.front.complaint()?));
         self.slots.iter().filter_map(complaint).collect()
     }

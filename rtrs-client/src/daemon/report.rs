@@ -14,7 +14,7 @@ use rtrs_core::metrics::Bucket;
 use rtrs_core::rt::Clock;
 use rtrs_core::settings::SettingValue;
 use rtrs_core::time::Duration;
-use rtrs_core::wire::errno_name;
+use rtrs_core::wire::{errno, errno_name};
 
 use super::driver::ClientShardReport;
 use super::saved::Saved;
@@ -26,6 +26,7 @@ use crate::engine::{
     DeviceIndex, DeviceReport, Failures, NoPathWait, PathEnd, PathStatus, SessionFailure,
     VolumeStatus, Waits,
 };
+use crate::frontend::Complaint;
 use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{DeviceStats, OP_NAMES, ShardStats, op_name};
@@ -197,7 +198,7 @@ pub(crate) fn status(
         unsaved: identity.saved.as_ref().map(Saved::unwritten).unwrap_or_default(),
         nbd_connections: reports.iter().map(|report| connections(identity, report)).sum(),
         nbd_clients: reports.iter().map(|report| front_stats(identity, report).clients).sum(),
-        complaint: complaint(identity, reports),
+        complaint: complaint(identity, volume, reports),
         paths,
     }
 }
@@ -208,10 +209,38 @@ fn front_stats(identity: &Identity, report: &ClientShardReport) -> FrontEndStats
     found.map(|(_, stats)| *stats).unwrap_or_default()
 }
 
-/// First complaint about one of the volume's clients.
-fn complaint(identity: &Identity, reports: &[ClientShardReport]) -> Option<String> {
+/// First complaint of the volume's front end.
+fn complaint(
+    identity: &Identity,
+    volume: Option<&VolumeStatus>,
+    reports: &[ClientShardReport],
+) -> Option<String> {
     let mut all = reports.iter().flat_map(|report| &report.complaints);
-    all.find(|(device, _)| *device == identity.index).map(|(_, text)| (*text).to_owned())
+    let (_, complaint) = all.find(|(device, _)| *device == identity.index)?;
+    Some(match complaint {
+        Complaint::Client(text) => (*text).to_owned(),
+        Complaint::Held => held(volume.and_then(|volume| volume.held_by)),
+    })
+}
+
+/// Text about a guest that runs here before the server grants exclusive access. `refusal` is the
+/// reason of the server, if it has refused the access.
+fn held(refusal: Option<u16>) -> String {
+    let (why, remedy) = match refusal {
+        Some(errno::EPERM | errno::EBUSY) => (
+            "another session still has the export open for writing".to_owned(),
+            "detach the volume on the old host",
+        ),
+        Some(refusal) => (
+            format!("the server refuses exclusive access: {}", errno_name(refusal)),
+            "check the export on the server",
+        ),
+        None => (
+            "the server has not granted exclusive access yet".to_owned(),
+            "check the paths of the volume",
+        ),
+    };
+    format!("the guest has started here, and {why}, so its requests wait; {remedy}")
 }
 
 /// Number of the volume's NBD connections on one shard.

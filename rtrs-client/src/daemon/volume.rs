@@ -201,6 +201,7 @@ pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prep
         identity: pinned(plan, saved.as_ref())?,
         inherited_epoch: inherited(plan, saved.as_ref()),
         inherited_export: inherited_export(plan, saved.as_ref()),
+        promotes: plan.promotes(),
         ..volume_config(&plan.session)
     };
     Ok(Prepared { config, fronts, control, uri, saved, reached })

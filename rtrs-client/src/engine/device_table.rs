@@ -39,6 +39,8 @@ pub(crate) struct OpenDevice {
     pub(crate) volatile: bool,
     /// Identity of the export, if the server reports it.
     pub(crate) export_id: Option<ExportId>,
+    /// Whether another session may still write to the export, until this volume is promoted.
+    pub(crate) is_shared: bool,
 }
 
 impl OpenDevice {
@@ -51,6 +53,7 @@ impl OpenDevice {
             cache_id: 0,
             volatile: false,
             export_id: None,
+            is_shared: false,
         }
     }
 }
@@ -84,6 +87,7 @@ struct Device {
     cache: Option<Arc<CacheWatch>>,
     /// Whether the front end itself reports losses to each of its users.
     reports_elsewhere: bool,
+    claim: Claim,
     /// Number of IOs taken and not yet reaped.
     inflight: usize,
     completed: VecDeque<Ended>,
@@ -100,12 +104,21 @@ impl Device {
             failing: false,
             cache: None,
             reports_elsewhere: false,
+            claim: Claim::default(),
             inflight: 0,
             completed: VecDeque::with_capacity(IOS_MAX),
             given_up: VecDeque::new(),
             token: DeviceToken::default(),
         }
     }
+}
+
+/// Whether the user claims a device that another session may write to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Claim {
+    is_made: bool,
+    /// Value of `is_made` in the last report to the control shard.
+    is_reported: bool,
 }
 
 /// Whether a device accepts IO.
@@ -127,6 +140,8 @@ pub(crate) struct DeviceTable {
     rows: Vec<Device>,
     /// Devices that are open on the server.
     serving: DeviceSet,
+    /// Devices whose claims may differ from the last report to the control shard.
+    claims: DeviceSet,
     /// IOs taken and not yet reaped.
     shares: Shares,
     /// Number of ended IOs not yet reaped.
@@ -135,8 +150,9 @@ pub(crate) struct DeviceTable {
 
 impl DeviceTable {
     pub(crate) fn new() -> Self {
-        let (rows, serving, completed) = (Vec::new(), DeviceSet::default(), 0);
-        Self { rows, serving, shares: Shares::new(IOS_MAX), completed }
+        let (rows, completed) = (Vec::new(), 0);
+        let [serving, claims] = [DeviceSet::default(); 2];
+        Self { rows, serving, claims, shares: Shares::new(IOS_MAX), completed }
     }
 
     fn row(&self, device: DeviceIndex) -> &Device {
@@ -169,6 +185,7 @@ impl DeviceTable {
         (row.standing, row.token) = (Standing::Free, DeviceToken::default());
         (row.completed, row.given_up) = (VecDeque::new(), VecDeque::new());
         self.serving.remove(device);
+        self.claims.remove(device);
         self.shares.remove();
     }
 
@@ -232,6 +249,36 @@ impl DeviceTable {
     /// Records that the device is no longer open on the server; its IO waits.
     pub(crate) fn pause(&mut self, device: DeviceIndex) {
         self.serving.remove(device);
+    }
+
+    /// Records that the user claims the device. Returns whether no other session can write to it.
+    pub(crate) fn claim(&mut self, device: DeviceIndex) -> bool {
+        let row = self.row_mut(device);
+        let is_shared = row.info.is_shared;
+        if is_shared && !std::mem::replace(&mut row.claim.is_made, true) {
+            self.claims.insert(device);
+        }
+        !is_shared
+    }
+
+    /// Records that the user no longer claims the device.
+    pub(crate) fn release_claim(&mut self, device: DeviceIndex) {
+        if std::mem::take(&mut self.row_mut(device).claim.is_made) {
+            self.claims.insert(device);
+        }
+    }
+
+    /// Takes the next device whose claim has changed since the last report, and whether it is
+    /// claimed.
+    pub(crate) fn take_claim(&mut self) -> Option<(DeviceIndex, bool)> {
+        loop {
+            let device = self.claims.iter().next()?;
+            self.claims.remove(device);
+            let Claim { is_made, is_reported } = &mut self.row_mut(device).claim;
+            if std::mem::replace(is_reported, *is_made) != *is_made {
+                return Some((device, *is_made));
+            }
+        }
     }
 
     /// Stops the device from taking IO.

@@ -92,6 +92,8 @@ pub(crate) enum ControlMessage {
     InUse,
     /// The server reports that the export of this device was removed.
     Removed(DeviceIndex),
+    /// The user of a device claims it on this shard, or no longer does.
+    Claim { device: DeviceIndex, is_made: bool },
     /// A closing device has no IO left on this shard.
     Settled { device: DeviceIndex, shard: CoreIndex },
     /// A path reached an impossible state; the shard has ended its connection.

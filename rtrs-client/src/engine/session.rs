@@ -147,6 +147,9 @@ pub struct VolumeConfig {
     pub access: AccessMode,
     /// Whether to open a read-only export read-only when write access is refused.
     pub read_only_fallback: bool,
+    /// Whether access `Migration` becomes exclusive once the device's user claims the device
+    /// (`BlockDevice::claim`) and no other session has the export open for writing.
+    pub promotes: bool,
     /// Server cache epoch in which a dead process may have left unflushed writes, for a session
     /// that takes over from that process; 0 if unknown. These writes count as this session's own.
     pub inherited_epoch: Option<u64>,

@@ -22,6 +22,7 @@ mod io;
 mod links;
 mod load;
 mod online;
+mod promotion;
 mod proofs;
 mod resize;
 mod scattered;

@@ -15,6 +15,15 @@ use super::client::FrontEndClient;
 use super::pools::FrontEndPools;
 use crate::engine::SessionDevice;
 
+/// Problem that prevents use of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Complaint {
+    /// Mistake of a client, and the remedy.
+    Client(&'static str),
+    /// A client waits for exclusive access to the device.
+    Held,
+}
+
 /// A device's user on one shard.
 pub(crate) trait FrontEnd {
     /// Gives the front end its open device. Called once.
@@ -74,8 +83,8 @@ pub(crate) trait FrontEnd {
         false
     }
 
-    /// Client mistake that prevents use of the device, and the remedy.
-    fn complaint(&self) -> Option<&'static str> {
+    /// Problem that prevents use of the device.
+    fn complaint(&self) -> Option<Complaint> {
         None
     }
 

@@ -27,7 +27,7 @@ mod vhost_user;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{
-    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, MemoryChange,
+    Complaint, FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, MemoryChange,
     MemoryChangeKind, Place, PreparedFrontEnds, Shards,
 };
 pub(crate) use pools::FrontEndPools;

@@ -8,11 +8,11 @@ use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::rt::Ring;
 use rtrs_core::settings::Int;
 use rtrs_core::time::Instant;
-use vhost_bridge::{Bound, Queues, Seat};
+use vhost_bridge::{Bound, GuestOptions, Queues, Seat};
 
 use super::client::FrontEndClient;
 use super::front_end::{
-    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
+    Complaint, FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
 };
 use crate::control_protocol::VHOST_USER;
 use crate::engine::SessionDevice;
@@ -39,8 +39,8 @@ pub(super) fn prepare(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontEnd
         let what = format!("cannot set owner and mode of the socket {}", path.display());
         Error::with_source(ErrorKind::System, what, e)
     })?;
-    let queues = set.queues.map(Int::get);
-    let seats = bound.seats(&plan.session.name, plan.session.shards(), queues).map_err(|e| {
+    let guest = GuestOptions { queues: set.queues.map(Int::get), is_arriving: plan.promotes() };
+    let seats = bound.seats(&plan.session.name, plan.session.shards(), guest).map_err(|e| {
         let what = format!("cannot serve vhost-user on the socket {}", path.display());
         Error::with_source(ErrorKind::System, what, e)
     })?;
@@ -132,8 +132,10 @@ impl FrontEnd for VhostUser {
         self.queues.as_ref().is_some_and(Queues::is_in_use)
     }
 
-    fn complaint(&self) -> Option<&'static str> {
-        self.queues.as_ref().is_some_and(Queues::has_only_kicks).then_some(NOT_SHARED)
+    fn complaint(&self) -> Option<Complaint> {
+        let queues = self.queues.as_ref()?;
+        let held = queues.is_held().then_some(Complaint::Held);
+        held.or_else(|| queues.has_only_kicks().then_some(Complaint::Client(NOT_SHARED)))
     }
 
     fn clients(&self) -> Vec<FrontEndClient> {

@@ -39,6 +39,7 @@ pub(super) fn config(setup: u8) -> SessionConfig {
             export: "vol".into(),
             access: AccessMode::ReadWrite,
             read_only_fallback: setup & 2 != 0,
+            promotes: false,
             identity: None,
             inherited_epoch: (setup & 4 != 0).then_some(1),
             inherited_export: None,

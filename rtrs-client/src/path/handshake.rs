@@ -20,8 +20,8 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AUTH_VERSION, AccessMode, Auth, Challenge, ChallengeRsp, ClientExtensions, Close, ConnReq,
     ConnRsp, Discover, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Move, Name, Open,
-    OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg,
-    errno,
+    OpenFlags, OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc,
+    WriteMsg, errno,
 };
 
 use super::fault::ConnectionFault;
@@ -189,7 +189,7 @@ enum Step {
     Info,
     Challenge,
     Auth,
-    SessInfo { export: String, access: AccessMode, returns: bool },
+    SessInfo { export: String, access: AccessMode, flags: OpenFlags },
     Open,
     Close,
     Move,
@@ -354,13 +354,13 @@ impl ServiceConnection {
         self.extensions.authenticate
     }
 
-    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. `returns` says whether
-    /// the device was open on this server before.
+    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. A server without room
+    /// for the long answer gets no flags.
     pub(crate) fn post_open(
         &mut self,
         export: &str,
         access: AccessMode,
-        returns: bool,
+        flags: OpenFlags,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
         if self.step != Step::Idle {
@@ -368,7 +368,7 @@ impl ServiceConnection {
         }
         let bytes = SessInfo::default().encode();
         self.post_read(&bytes, ANSWER_AT, SessInfoRsp::LEN, fabric)?;
-        self.step = Step::SessInfo { export: export.to_owned(), access, returns };
+        self.step = Step::SessInfo { export: export.to_owned(), access, flags };
         Ok(())
     }
 
@@ -528,7 +528,7 @@ impl ServiceConnection {
                 Ok(ServiceEvent::Proof(Proof::Server(Box::new(answer))))
             }
             Step::Auth => Ok(ServiceEvent::Proof(Proof::Accepted)),
-            Step::SessInfo { export, access, returns } => {
+            Step::SessInfo { export, access, flags } => {
                 if answer.errno != 0 {
                     return Ok(ServiceEvent::OpenRefused(answer.errno, None));
                 }
@@ -536,8 +536,8 @@ impl ServiceConnection {
                 SessInfoRsp::decode(&bytes).map_err(ConnectionFault::message("SESS_INFO_RSP"))?;
                 let dev_name = Name::new(export.as_bytes()).map_err(ConnectionFault::ExportName)?;
                 let room = self.open_rsp_len();
-                let returns = returns && room >= OpenRspTail::LONG_LEN;
-                let open = Open { access, returns, dev_name }.encode();
+                let flags = if room < OpenRspTail::LONG_LEN { OpenFlags::default() } else { flags };
+                let open = Open { access, flags, dev_name }.encode();
                 // A refusal may include the reason.
                 self.sge(ANSWER_AT, OpenRspTail::LONG_LEN)?.slice.fill(0);
                 self.post_read(&open, ANSWER_AT, room, fabric)?;
@@ -588,10 +588,10 @@ impl ServiceConnection {
             cache_id: if supported { rsp.cache_id } else { 0 },
             volatile: supported && rsp.volatile,
             export_id: tail.and_then(|tail| tail.export),
+            is_shared: false,
         };
         let standing = tail.and_then(|tail| tail.standing);
-        let secret = tail.map(|tail| tail.secret);
-        Ok(Opened { device, standing, secret })
+        Ok(Opened { device, standing, secret: tail.map(|tail| tail.secret) })
     }
 
     /// Posts a user message; the server writes its answer of `answer_len` bytes to `answer_at`.

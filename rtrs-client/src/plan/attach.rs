@@ -106,7 +106,7 @@ impl Front {
                 device_options(settings, *device, session).map(Self::Device)
             }
             (None, None, None, Some(path)) => {
-                check_vhost_user(settings, session)?;
+                check_vhost_user(settings)?;
                 socket_path("vhost-user", path).map(Self::VhostUser)
             }
             (None, None, None, None) => Err(usage(
@@ -129,15 +129,9 @@ fn socket_path(setting: &str, path: &Path) -> Result<PathBuf, Error> {
 
 /// Rejects settings that a virtual machine's device does not support: its requests do not wait for
 /// earlier ones that may still be running on the server.
-fn check_vhost_user(settings: &AttachSettings, session: &SessionPlan) -> Result<(), Error> {
+fn check_vhost_user(settings: &AttachSettings) -> Result<(), Error> {
     if slow_io(settings) == SlowIo::Fail {
         return Err(usage("vhost-user does not support slow-io fail; use slow-io wait"));
-    }
-    if session.access == Access::Migration {
-        return Err(usage(
-            "vhost-user needs an access mode that excludes other writers, because requests of a \
-             dead process are repeated; use access auto, rw or ro",
-        ));
     }
     Ok(())
 }
@@ -376,6 +370,12 @@ impl AttachPlan {
     /// Treatment of a request that takes too long on a working path.
     pub(crate) fn slow_io(&self) -> SlowIo {
         self.settings.slow_io.unwrap_or_default()
+    }
+
+    /// Whether access `migration` is to become exclusive: requests of a virtual machine wait for
+    /// that, unlike those of NBD clients, which may write beside the other session.
+    pub(crate) fn promotes(&self) -> bool {
+        matches!(self.front, Front::VhostUser(_)) && self.session.access == Access::Migration
     }
 
     /// Whether the volume takes over the device that a dead process left behind, if any.

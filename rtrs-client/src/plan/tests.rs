@@ -64,7 +64,6 @@ fn values_and_combinations_of_attach_are_validated() {
             "device, socket, listen and vhost-user cannot be combined; set only one",
         ),
         ("vhost-user: /v\nslow-io: fail", "vhost-user does not support slow-io fail"),
-        ("vhost-user: /v\naccess: migration", "vhost-user needs an access mode that excludes"),
         (
             "device: auto\ndevice-timeout: 60s",
             "device-timeout 60s is too short for io-timeout 30s and no-path queue-for=1m; use \

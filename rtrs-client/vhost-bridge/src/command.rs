@@ -6,6 +6,7 @@ use std::sync::mpsc;
 
 use rtrs_core::time::Duration;
 
+use crate::dirty_log::RingLog;
 use crate::memory::GuestMemory;
 use crate::vring::RingSetup;
 
@@ -32,6 +33,8 @@ pub(crate) enum Action {
     Enable(bool),
     /// Use this memory of the guest.
     Memory(Arc<GuestMemory>),
+    /// Mark written pages in this log, or in none, and then drop the reply.
+    Log { log: Option<RingLog>, reply: mpsc::Sender<()> },
     /// Stop once the requests in flight have ended, or at the latest after this time.
     Stop { within: Duration, reply: mpsc::Sender<Stopped> },
 }

@@ -64,7 +64,8 @@ fn always_offered() -> u64 {
         VIRTIO_BLK_F_SEG_MAX,
         VIRTIO_BLK_F_TOPOLOGY,
     ];
-    mask(always.into_iter()) | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    let of_monitor = VhostUserVirtioFeatures::PROTOCOL_FEATURES | VhostUserVirtioFeatures::LOG_ALL;
+    mask(always.into_iter()) | of_monitor.bits()
 }
 
 /// Returns the protocol features.
@@ -74,6 +75,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::LOG_SHMFD
         | VhostUserProtocolFeatures::RESET_DEVICE
         | VhostUserProtocolFeatures::BACKEND_REQ
 }

@@ -1,19 +1,22 @@
 //! Virtual machine monitor and driver for tests, in one: sets up rings by messages, and offers
 //! requests in them, including malformed ones.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rtrs_core::mem::TruncationAlarm;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight};
-use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures};
+use vhost::vhost_user::{
+    Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
@@ -23,12 +26,17 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::memory::{FilePart, GuestRegion};
 
+pub mod migration;
+
 /// Address of the guest's memory in the guest.
 pub const GUEST_AT: u64 = 1 << 32;
 /// Address of the guest's memory in the monitor.
 pub(crate) const MONITOR_AT: u64 = 0x7000_0000_0000;
 /// Length of the guest's memory.
 pub const MEMORY_LEN: u64 = 96 << 20;
+
+/// Length of a page.
+pub const PAGE: u64 = 4096;
 
 /// Length of the memory of one ring.
 const RING_LEN: u64 = 256 << 10;
@@ -76,6 +84,10 @@ pub struct Guest {
     is_recording: bool,
     pub(crate) record: Option<(VhostUserInflight, File)>,
     monitor: Option<Frontend>,
+    /// Features that the driver has accepted.
+    features: u64,
+    /// Pages that the guest itself has written.
+    written: Mutex<BTreeSet<u64>>,
 }
 
 /// Piece of a chain.
@@ -132,7 +144,18 @@ impl Default for Guest {
         let memory = Arc::new(GuestRegion::map(0, part, &alarm).expect("a mapping"));
         let (wanted, is_recording) = (u64::MAX, false);
         let (kept_features, record, monitor) = (None, None, None);
-        Self { file, memory, wanted, kept_features, is_recording, record, monitor }
+        let (features, written) = (0, Mutex::default());
+        Self {
+            file,
+            memory,
+            wanted,
+            kept_features,
+            is_recording,
+            record,
+            monitor,
+            features,
+            written,
+        }
     }
 }
 
@@ -161,7 +184,9 @@ impl Guest {
         monitor.set_protocol_features(protocol & wanted).expect("protocol features");
         monitor.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         assert!(monitor.get_queue_num().expect("rings") >= rings.len() as u64);
-        let features = self.kept_features.unwrap_or(offered & self.wanted);
+        let wanted = self.wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
+        let features = self.kept_features.unwrap_or(offered & wanted);
+        self.features = features;
         monitor.set_features(features).expect("features");
         if self.is_recording {
             self.record(&mut monitor, rings);
@@ -274,6 +299,7 @@ impl Guest {
 
     /// Writes memory of the guest.
     pub fn write(&self, at: u64, bytes: &[u8]) {
+        self.note_written(at, bytes.len() as u64);
         self.memory.write_slice(bytes, MemoryRegionAddress(at)).expect("memory");
     }
 
@@ -281,7 +307,13 @@ impl Guest {
         self.memory.load(MemoryRegionAddress(at), Ordering::Acquire).expect("memory")
     }
 
+    fn note_written(&self, at: u64, len: u64) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.extend(at / PAGE..(at + len).div_ceil(PAGE));
+    }
+
     fn store<T: AtomicAccess>(&self, at: u64, value: T) {
+        self.note_written(at, 1);
         self.memory.store(value, MemoryRegionAddress(at), Ordering::Release).expect("memory");
     }
 }
@@ -296,6 +328,8 @@ pub struct GuestRing {
     pub next: u16,
     /// Index of the next answer to be seen.
     pub seen: u16,
+    /// Index of the next request to be taken by the device, if an earlier device has said so.
+    pub base: Option<u16>,
     kick: EventFd,
     call: EventFd,
     fault: EventFd,
@@ -306,7 +340,17 @@ impl GuestRing {
     pub fn new(index: u16, size: u16, first: u16) -> Self {
         let event = || EventFd::new(EFD_NONBLOCK).expect("an eventfd");
         let (kick, call, fault) = (event(), event(), event());
-        Self { index, size, has_events: false, next: first, seen: first, kick, call, fault }
+        Self {
+            index,
+            size,
+            has_events: false,
+            next: first,
+            seen: first,
+            base: None,
+            kick,
+            call,
+            fault,
+        }
     }
 
     fn at(&self, offset: u64) -> u64 {
@@ -344,19 +388,9 @@ impl GuestRing {
     /// Sets up and enables the ring.
     pub fn start_on(&self, monitor: &mut Frontend) {
         let at = usize::from(self.index);
-        let address = |offset| MONITOR_AT + self.at(offset);
         monitor.set_vring_num(at, self.size).expect("size");
-        monitor.set_vring_base(at, self.next).expect("base");
-        let addresses = VringConfigData {
-            queue_max_size: self.size,
-            queue_size: self.size,
-            flags: 0,
-            desc_table_addr: address(0),
-            used_ring_addr: address(USED_AT),
-            avail_ring_addr: address(AVAILABLE_AT),
-            log_addr: None,
-        };
-        monitor.set_vring_addr(at, &addresses).expect("addresses");
+        monitor.set_vring_base(at, self.base.unwrap_or(self.next)).expect("base");
+        self.set_addresses(monitor, false);
         monitor.set_vring_call(at, &self.call).expect("call");
         monitor.set_vring_err(at, &self.fault).expect("err");
         monitor.set_vring_kick(at, &self.kick).expect("kick");
@@ -367,6 +401,27 @@ impl GuestRing {
     pub fn renew_kick(&mut self, monitor: &mut Frontend) {
         self.kick = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
         monitor.set_vring_kick(usize::from(self.index), &self.kick).expect("kick");
+    }
+
+    /// Passes the ring's addresses, and whether writes to the used ring are logged.
+    pub fn set_addresses(&self, monitor: &mut Frontend, is_logged: bool) {
+        let log = is_logged.then(|| GUEST_AT + self.at(USED_AT));
+        self.try_addresses(monitor, log).expect("addresses");
+    }
+
+    /// Passes the ring's addresses, and the address in the log of the used ring if there is one.
+    fn try_addresses(&self, monitor: &mut Frontend, log: Option<u64>) -> vhost::Result<()> {
+        let address = |offset| MONITOR_AT + self.at(offset);
+        let addresses = VringConfigData {
+            queue_max_size: self.size,
+            queue_size: self.size,
+            flags: u32::from(log.is_some()),
+            desc_table_addr: address(0),
+            used_ring_addr: address(USED_AT),
+            avail_ring_addr: address(AVAILABLE_AT),
+            log_addr: log,
+        };
+        monitor.set_vring_addr(self.index.into(), &addresses)
     }
 
     /// Writes a descriptor.
@@ -551,6 +606,12 @@ impl GuestRing {
         let (head, len) = self.wait(guest);
         let slot = Self::slot(head);
         (slot, Self::status(guest, slot), len)
+    }
+
+    /// Returns slot and status of the next answer, if there is one.
+    pub fn try_finish(&mut self, guest: &Guest) -> Option<(u16, u8)> {
+        let slot = self.answer(guest)?.0 / SLOT_DESCRIPTORS;
+        Some((slot, Self::status(guest, slot)))
     }
 
     /// Runs one request in slot 0. Returns its status and length.

@@ -93,6 +93,7 @@ impl RingEnds {
             memory: Arc::clone(&self.memory),
             alarm: Arc::clone(&self.alarm),
             record: self.area.record(0),
+            log: None,
         };
         // A ring that cannot start is a legal outcome; later steps then do nothing.
         self.ring = Vring::start(setup).ok();

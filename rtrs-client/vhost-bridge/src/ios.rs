@@ -16,6 +16,7 @@ use rtrs_core::mutated;
 use rtrs_core::status::IoStatus;
 
 use crate::fault::Fault;
+use crate::memory::GuestMemory;
 use crate::pieces::Pieces;
 use crate::request::{Command, Status};
 use crate::shared::GivenUp;
@@ -32,23 +33,41 @@ pub(crate) struct Unanswered {
     /// First descriptor of the request, by which the ring identifies it.
     pub(crate) head: u16,
     /// Memory of the status byte.
-    pub(crate) memory: MemSlice,
+    pub(crate) status: MemSlice,
+    /// Memory of the guest from which the request was taken.
+    pub(crate) memory: Arc<GuestMemory>,
     /// Losses that had been reported to the guest when it offered the request.
     pub(crate) reported: u64,
 }
 
+/// Answer to a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Answer<'a> {
+    pub(crate) status: Status,
+    /// Number of bytes written to the request's data memory.
+    pub(crate) written: u32,
+    /// Memory to which data may have been written.
+    pub(crate) data: &'a [MemSlice],
+}
+
+impl Answer<'_> {
+    /// Returns an answer without data.
+    pub(crate) fn of(status: Status) -> Self {
+        Self { status, written: 0, data: &[] }
+    }
+}
+
 impl Unanswered {
-    /// Answers the request, with the number of bytes written to its data memory.
-    pub(crate) fn answer(
-        &self,
-        vring: &mut Vring,
-        status: Status,
-        written: u32,
-    ) -> Result<(), Fault> {
+    /// Answers the request. The dirty log has the data and the status before the ring has the
+    /// answer.
+    pub(crate) fn answer(&self, vring: &mut Vring, answer: Answer<'_>) -> Result<(), Fault> {
+        let Answer { status, written, data } = answer;
         if mutated!(VhostStatusLate) {
             vring.answer(self.head, written.saturating_add(1))?;
         }
-        self.memory.copy_in(0, &[status.byte()]);
+        self.status.copy_in(0, &[status.byte()]);
+        vring.mark(&self.memory, data);
+        vring.mark(&self.memory, std::slice::from_ref(&self.status));
         if mutated!(VhostStatusLate) {
             return Ok(());
         }
@@ -497,8 +516,11 @@ impl Request {
             (Status::Ok, IoOp::Read) => u32::try_from(self.command.len).unwrap_or(u32::MAX),
             _ => 0,
         };
+        // A failed read may have written a part of its data.
+        let data = if self.command.op == IoOp::Read { &self.data[..] } else { &[] };
+        let answer = Answer { status, written, data };
         let unanswered = self.unanswered.as_ref();
-        unanswered.map_or(Ok(()), |unanswered| unanswered.answer(vring, status, written))
+        unanswered.map_or(Ok(()), |unanswered| unanswered.answer(vring, answer))
     }
 
     /// Whether memory of the guest was taken away.

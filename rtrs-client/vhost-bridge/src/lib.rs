@@ -13,6 +13,8 @@
 //! - `vring`: one ring, with `chain` for the memory of a request, `request` for its content, and
 //!   `inflight` for the record that outlives the process. `fault` has the protocol violations by a
 //!   driver.
+//! - `dirty_log`: the pages that a live migration has to copy again; `log_call` has a message about
+//!   the log.
 //! - `ios`: requests in flight and the IOs that they consist of; `pieces`: their memory.
 //!   `loss_reports` has the losses of acknowledged writes that the guest knows of.
 //! - `driver`: a monitor and driver for tests; `stepped` runs them without threads for simulations,
@@ -29,6 +31,7 @@ mod chain;
 mod channel;
 mod command;
 mod config;
+mod dirty_log;
 #[cfg(any(test, feature = "test-util"))]
 pub mod driver;
 mod exchange;
@@ -38,6 +41,7 @@ mod fuzz;
 mod inflight;
 mod ios;
 mod lines;
+mod log_call;
 mod loss_reports;
 mod memory;
 mod monitor;
@@ -53,7 +57,7 @@ mod vring;
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::{fuzz_messages, fuzz_ring};
 pub use queues::Queues;
-pub use service::{Bound, Seat};
+pub use service::{Bound, GuestOptions, Seat};
 
 #[cfg(test)]
 mod tests;

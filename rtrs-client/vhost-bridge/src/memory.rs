@@ -84,6 +84,13 @@ impl GuestRegion {
         let memory = Region::watched(file.as_fd(), offset, length, alarm)?;
         Ok(Self { start: GuestAddress(start), len, memory })
     }
+
+    /// Returns the guest address of a piece of memory, if the piece is in this region.
+    pub(crate) fn address_of(&self, piece: &MemSlice) -> Option<u64> {
+        let offset = u64::try_from(piece.offset()).ok()?;
+        let is_here = Arc::ptr_eq(&self.memory, piece.region());
+        is_here.then(|| self.start.raw_value().saturating_add(offset))
+    }
 }
 
 /// Regions that a front end has mapped for its monitors. A region counts until the last request

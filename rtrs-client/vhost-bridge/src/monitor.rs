@@ -6,7 +6,8 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use rtrs_core::mem::TruncationAlarm;
 use rtrs_core::mutated;
@@ -21,16 +22,17 @@ use vhost::vhost_user::{
     Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
     VhostUserVirtioFeatures,
 };
-use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddress, GuestMemoryRegion};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::command::{Action, Command, RingStart, Stopped};
 use crate::config::{self, Config, RINGS_MAX, has};
+use crate::dirty_log::{DirtyLog, RingLog};
 use crate::inflight::{Area, AreaSize};
 use crate::memory::{FilePart, GuestMemory, GuestRegion, REGIONS_MAX};
 use crate::shared::Shared;
-use crate::vring::RingSetup;
+use crate::vring::{RingSetup, used_len};
 
 /// Address of a memory region in this process, which a monitor asks for during post-copy migration.
 type Base = u64;
@@ -68,6 +70,8 @@ struct RingConfig {
     size: u32,
     /// Guest addresses of the descriptor table, the available ring and the used ring.
     addresses: Option<[GuestAddress; 3]>,
+    /// Address in the dirty log of the used ring, if writes to the used ring are logged.
+    log: Option<u64>,
     base: u16,
     call: Option<OwnedFd>,
     fault: Option<OwnedFd>,
@@ -84,9 +88,13 @@ pub(crate) struct Monitor {
     alarm: Arc<TruncationAlarm>,
     /// Features that the driver has accepted.
     features: u64,
+    /// Whether the guest may have set its cache mode on another host. Monitors do not transfer it.
+    is_mode_unknown: bool,
     mapped: Vec<Mapped>,
     memory: Arc<GuestMemory>,
     area: Option<Area>,
+    /// Dirty log that the monitor has passed last.
+    log: Option<Arc<DirtyLog>>,
     rings: Vec<RingConfig>,
     /// Deadline for requests in flight, from the first stop to the next start. All rings share one
     /// deadline, because a monitor stops them one after the other.
@@ -100,17 +108,20 @@ impl Monitor {
         alarm: &Arc<TruncationAlarm>,
     ) -> Self {
         // A guest that reconnects keeps its cache mode.
+        let is_mode_unknown = shared.is_arriving() && !shared.is_in_use();
         if !shared.is_in_use() {
-            shared.set_cache(true);
+            shared.set_cache(!is_mode_unknown);
         }
         Self {
             shared: Arc::clone(shared),
             shards: shards.to_vec(),
             alarm: Arc::clone(alarm),
             features: 0,
+            is_mode_unknown,
             mapped: Vec::new(),
             memory: Arc::default(),
             area: None,
+            log: None,
             drained_by: None,
             rings: (0..shared.rings.max).map(|_| RingConfig::default()).collect(),
         }
@@ -146,10 +157,56 @@ impl Monitor {
                 Arc::new(memory.map_err(|_| Error::InvalidOperation("memory regions overlap"))?)
             }
         };
-        for ring in (0..).zip(&self.rings).filter(|(_, ring)| ring.is_started).map(|(at, _)| at) {
+        self.check_log()?;
+        for ring in self.started() {
             self.send(ring, Action::Memory(Arc::clone(&self.memory)));
         }
         Ok(())
+    }
+
+    /// Rings that are running.
+    fn started(&self) -> impl Iterator<Item = u16> {
+        let started = (0..).zip(&self.rings).filter(|(_, ring)| ring.is_started);
+        started.map(|(at, _)| at)
+    }
+
+    /// Dirty log of a ring. None if no log is in use.
+    fn log_of(&self, ring: u16) -> Option<RingLog> {
+        let log = self.log.as_ref().filter(|_| has(self.features, LOG_ALL_BIT))?;
+        Some(RingLog { log: Arc::clone(log), used: self.rings[usize::from(ring)].log })
+    }
+
+    /// Checks that the dirty log, if one is in use, has a bit for each page of the guest.
+    fn check_log(&self) -> Result<()> {
+        let Some(log) = self.log.as_ref().filter(|_| has(self.features, LOG_ALL_BIT)) else {
+            return Ok(());
+        };
+        let regions = self.memory.iter().map(|region| region.last_addr().0.checked_add(1));
+        let rings = self.rings.iter().filter_map(|ring| {
+            let len = u16::try_from(ring.size).map_or(0, used_len);
+            Some(ring.log?.checked_add(len))
+        });
+        match regions.chain(rings).all(|end| end.is_some_and(|end| log.covers(end))) {
+            true => Ok(()),
+            false => Err(Error::InvalidOperation("a dirty log shorter than the memory needs")),
+        }
+    }
+
+    /// Makes running rings use their current dirty log, and waits until they do: the monitor drops
+    /// an earlier log after that, and relies on a new one.
+    fn apply_log(&self, rings: impl Iterator<Item = u16>) -> Result<()> {
+        self.check_log()?;
+        let (reply, applied) = mpsc::channel();
+        for ring in rings {
+            self.send(ring, Action::Log { log: self.log_of(ring), reply: reply.clone() });
+        }
+        drop(reply);
+        match applied.recv_timeout(LOG_TIME) {
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Error::InvalidOperation("the shards do not take the dirty log"))
+            }
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+        }
     }
 
     fn start(&mut self, index: u16, kick: OwnedFd) -> Result<()> {
@@ -162,6 +219,7 @@ impl Monitor {
         let has_enable = has(self.features, PROTOCOL_FEATURES_BIT);
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
         let (memory, alarm) = (Arc::clone(&self.memory), Arc::clone(&self.alarm));
+        let log = self.log_of(index);
         let ring = self.ring(index.into())?;
         let [descriptors, available, used] =
             ring.addresses.ok_or(Error::InvalidOperation("a ring without addresses"))?;
@@ -176,6 +234,7 @@ impl Monitor {
             memory,
             alarm,
             record,
+            log,
         };
         // Monitors do not re-enable a ring that they restart.
         let is_enabled = ring.is_enabled || !has_enable;
@@ -223,6 +282,12 @@ impl Monitor {
 /// Number of the feature with which rings are enabled by a message.
 const PROTOCOL_FEATURES_BIT: u32 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits().ilog2();
 
+/// Number of the feature with which all writes to the guest's memory are logged.
+const LOG_ALL_BIT: u32 = VhostUserVirtioFeatures::LOG_ALL.bits().ilog2();
+
+/// Time limit for the shards to use a changed dirty log.
+const LOG_TIME: Duration = Duration::from_secs(30);
+
 /// Fails because the device does not offer the operation.
 fn not_offered<T>() -> Result<T> {
     Err(Error::InvalidOperation("the device does not offer this"))
@@ -241,7 +306,11 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     fn reset_device(&mut self) -> Result<()> {
         self.stop(0..self.shared.rings.max);
         self.features = 0;
-        self.shared.set_cache(true);
+        // Monitors reset the device before they load the state of a guest that arrives.
+        if !self.shared.is_arriving() {
+            self.is_mode_unknown = false;
+            self.shared.set_cache(true);
+        }
         self.rings.iter_mut().for_each(|ring| *ring = RingConfig::default());
         Ok(())
     }
@@ -254,8 +323,17 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         if features & !config::acceptable() != 0 {
             return Err(Error::InvalidOperation("a feature that is never offered"));
         }
-        self.features = features;
+        let had_log = has(std::mem::replace(&mut self.features, features), LOG_ALL_BIT);
+        // A driver that cannot set the mode has not set it before.
+        if self.is_mode_unknown {
+            self.shared.set_cache(!has(features, VIRTIO_BLK_F_CONFIG_WCE));
+        }
         self.shared.set_flush(has(features, VIRTIO_BLK_F_FLUSH));
+        self.apply_log(self.started())?;
+        if had_log && !has(features, LOG_ALL_BIT) {
+            // The next migration has a log of its own, perhaps for more memory.
+            self.log = None;
+        }
         Ok(())
     }
 
@@ -279,19 +357,26 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
         let guest = |address| {
             let found = self.mapped.iter().find_map(|mapped| mapped.guest_address(address));
             found.ok_or(Error::InvalidOperation("a ring outside the memory of the guest"))
         };
         let addresses = [guest(descriptor)?, guest(available)?, guest(used)?];
-        self.stopped_ring(index)?.addresses = Some(addresses);
-        Ok(())
+        let ring = self.ring(index)?;
+        if ring.is_started && ring.addresses != Some(addresses) {
+            return Err(Error::InvalidOperation("the ring is running"));
+        }
+        ring.addresses = Some(addresses);
+        ring.log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        // A migration that begins or ends sends this message for running rings.
+        let running = ring.is_started.then(|| u16::try_from(index)).transpose();
+        self.apply_log(running.map_err(|_| Error::InvalidParam)?.into_iter())
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -376,6 +461,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         let text = "a write to the configuration space other than of the cache mode";
         let is_writeback = config::written(offset, buf).ok_or(Error::InvalidOperation(text))?;
+        self.is_mode_unknown = false;
         self.shared.set_cache(is_writeback);
         // The monitor does not repeat this message for the next process.
         self.area.iter().for_each(|area| area.note_write_through(!is_writeback));
@@ -410,6 +496,11 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         }
         let area = Area::map(size, &file, mmap_offset, &self.alarm);
         let area = area.map_err(Error::ReqHandlerError)?;
+        // An area that an earlier process has made holds the mode of the guest here.
+        self.is_mode_unknown &= self.area.is_some();
+        if !self.is_mode_unknown && self.shared.is_arriving() {
+            self.shared.set_cache(true);
+        }
         if area.is_write_through() && !mutated!(VhostModeForgotten) {
             self.shared.set_cache(false);
         }
@@ -463,8 +554,20 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         not_offered()
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        not_offered()
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let VhostUserLog { mmap_size, mmap_offset } = *log;
+        let part = FilePart { file: &file, offset: mmap_offset, len: mmap_size };
+        let log = DirtyLog::map(part, &mut self.shared.regions.lock(), &self.alarm);
+        let log = log.map_err(Error::ReqHandlerError)?;
+        let log = Arc::new(log);
+        self.log = Some(Arc::clone(&log));
+        self.apply_log(self.started())?;
+        // A monitor that starts the device during a migration passes the log after the rings were
+        // started, and an earlier process may have died before it marked its last writes.
+        if has(self.features, LOG_ALL_BIT) {
+            log.mark_all(&self.memory);
+        }
+        Ok(())
     }
 }
 

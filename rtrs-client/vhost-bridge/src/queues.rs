@@ -17,7 +17,7 @@ use crate::chain::Chain;
 use crate::command::{Action, Command, RingStart, Stopped};
 use crate::config::RINGS_MAX;
 use crate::fault::Fault;
-use crate::ios::{Ios, Unanswered};
+use crate::ios::{Answer, Ios, Unanswered};
 use crate::lines::Line;
 use crate::loss_reports::LossReports;
 use crate::request::{Parsed, Status, Work, parse, put_name};
@@ -60,6 +60,8 @@ pub struct Queues {
     first: usize,
     /// Geometry that the monitor sees; on shard 0.
     geometry: Geometry,
+    /// Whether a started ring waits for the device to become exclusive.
+    is_held: bool,
 }
 
 /// Slot of a ring.
@@ -117,10 +119,15 @@ impl Slot {
         }
     }
 
-    /// Whether nothing is in flight. Requests of an earlier process count if they are taken.
+    /// Whether requests of an earlier process are repeated, now or later.
+    fn repeats(&self, phase: Phase) -> bool {
+        self.is_enabled && !self.is_broken && phase == Phase::Serving
+    }
+
+    /// Whether nothing is in flight. Requests of an earlier process count if they are repeated.
     fn is_drained(&self, phase: Phase) -> bool {
-        let takes = self.is_enabled && !self.is_broken && phase == Phase::Serving;
-        let is_done = |vring: &Vring| vring.inflight() == 0 && !(takes && vring.has_repeated());
+        let repeats = self.repeats(phase);
+        let is_done = |vring: &Vring| vring.inflight() == 0 && !(repeats && vring.has_repeated());
         self.vring.as_ref().is_none_or(is_done)
     }
 }
@@ -152,6 +159,7 @@ impl Queues {
             phase: Phase::Serving,
             first: 0,
             geometry,
+            is_held: false,
             shared,
             shard,
         })
@@ -183,13 +191,12 @@ impl Queues {
     pub fn has_input(&self) -> bool {
         let has_input =
             |slot: &Slot| slot.is_active() && slot.vring.as_ref().is_some_and(Vring::has_input);
-        let may_take = self.phase == Phase::Serving && self.ios.has_room();
-        may_take && self.slots.iter().any(has_input)
+        self.may_take() && self.slots.iter().any(has_input)
     }
 
     /// Asks the drivers for kicks. Returns false if a request is available.
     pub fn prepare_sleep(&mut self) -> bool {
-        if self.phase != Phase::Serving || !self.ios.has_room() {
+        if !self.may_take() {
             return true;
         }
         let mut is_quiet = true;
@@ -202,6 +209,11 @@ impl Queues {
             }
         }
         is_quiet
+    }
+
+    /// Whether requests can be taken now. An event reports when that changes.
+    fn may_take(&self) -> bool {
+        self.phase == Phase::Serving && !self.is_held && self.ios.has_room()
     }
 
     /// Time at which [`Self::turn`] must be called even if nothing happens.
@@ -243,6 +255,11 @@ impl Queues {
     /// unknown. None on shards without the socket.
     pub fn monitor(&self) -> Option<u32> {
         self.shared.monitor().filter(|_| self.shard == 0)
+    }
+
+    /// Whether a started ring waits for the device to become exclusive.
+    pub fn is_held(&self) -> bool {
+        self.is_held
     }
 
     /// Whether the guest kicks its rings, and no request appears in them: its memory is not shared.
@@ -317,6 +334,10 @@ impl Queues {
                 if let Err(fault) = set {
                     slot.break_ring(&self.shared, number, fault);
                 }
+            }
+            Action::Log { log, reply } => {
+                slot.vring.iter_mut().for_each(|vring| vring.set_log(log.clone()));
+                drop(reply);
             }
             Action::Stop { within, reply } => {
                 slot.stop = Some(Stop { by: now + within, reply });
@@ -409,6 +430,8 @@ impl Queues {
     fn take_requests(&mut self, now: Instant) -> bool {
         let count = self.slots.len();
         let mut any = false;
+        // A guest that has moved here may run before the session of its old host has ended.
+        self.claim();
         for turn in 0..count {
             let at = (self.first + turn) % count;
             any |= self.take_from(now, at);
@@ -417,15 +440,29 @@ impl Queues {
         any
     }
 
+    /// Claims the device while a ring is started.
+    fn claim(&mut self) {
+        let is_active = self.slots.iter().any(Slot::is_active);
+        let is_held = is_active && !self.ios.device_mut().claim();
+        match std::mem::replace(&mut self.is_held, is_held) {
+            true if !is_active => self.ios.device_mut().release_claim(),
+            _ if is_active && !is_held => self.shared.arrived(),
+            _ => {}
+        }
+    }
+
     fn take_from(&mut self, now: Instant, at: usize) -> bool {
         let number = self.number(at);
-        let Self { slots, ios, chain, shared, phase, .. } = self;
+        let Self { slots, ios, chain, shared, phase, is_held, .. } = self;
         let slot = &mut slots[at];
         let mut any = false;
         match slot.kick.as_mut().map_or(Ok(false), |kick| kick.take(now)) {
             Ok(true) => {
                 any = true;
-                shared.activity.kicked();
+                // Requests behind these kicks wait, and prove nothing about the guest's memory.
+                if !*is_held {
+                    shared.activity.kicked();
+                }
             }
             Ok(false) => {}
             Err(fault) => slot.break_ring(shared, number, fault),
@@ -437,7 +474,8 @@ impl Queues {
             slot.current = None;
         }
         for _ in 0..TAKEN_MAX {
-            if *phase != Phase::Serving || slot.current.is_some() || !ios.has_room() {
+            let may_take = *phase == Phase::Serving && !*is_held;
+            if !may_take || slot.current.is_some() || !ios.has_room() {
                 break;
             }
             let reports = slot.reports;
@@ -468,23 +506,15 @@ impl Queues {
     fn end_stops(&mut self, now: Instant) {
         for at in 0..self.slots.len() {
             let number = self.number(at);
-            let slot = &mut self.slots[at];
+            let slot = &self.slots[at];
             let Some(by) = slot.stop.as_ref().map(|stop| stop.by) else { continue };
-            if by > now && !slot.is_drained(self.phase) {
-                continue;
-            }
-            if let Some(vring) = slot.vring.as_mut().filter(|vring| vring.inflight() > 0) {
-                let count = vring.inflight();
-                if let Some(repeated) = self.shared.admit(Line::Failed) {
-                    let name = &self.shared.name;
-                    tracing::warn!(repeated, "{name}: ring {number}: {count} requests failed");
+            if !slot.is_drained(self.phase) {
+                if by > now {
+                    continue;
                 }
-                let mut fault = None;
-                self.ios.abandon(at, |request| {
-                    fault = request.answer(vring, Status::Failed).err().or(fault);
-                });
-                fault.into_iter().for_each(|fault| slot.break_ring(&self.shared, number, fault));
+                self.fail_requests(at);
             }
+            let slot = &mut self.slots[at];
             call(slot, &self.shared, number);
             let next = slot.vring.as_ref().map_or(slot.next, Vring::next_available);
             let call = slot.call.take();
@@ -498,6 +528,34 @@ impl Queues {
         }
     }
 
+    /// Fails the requests of a ring that stops before they have ended, including those of an
+    /// earlier process that were not repeated: the monitor counts them as answered from now on.
+    fn fail_requests(&mut self, at: usize) {
+        let number = self.number(at);
+        let Self { slots, ios, chain, shared, phase, .. } = self;
+        let slot = &mut slots[at];
+        let repeats = slot.repeats(*phase);
+        let Some(vring) = slot.vring.as_mut() else { return };
+        let left = match repeats {
+            true => fail_repeated(vring, chain, ios.device().geometry()),
+            false => Ok(0),
+        };
+        // A chain that is kept would keep the memory of the guest mapped.
+        chain.clear();
+        let count = vring.inflight() + left.unwrap_or(0);
+        if let Some(repeated) = shared.admit(Line::Failed) {
+            let name = &shared.name;
+            tracing::warn!(repeated, "{name}: ring {number}: {count} requests failed");
+        }
+        let mut fault = left.err();
+        if vring.inflight() > 0 {
+            ios.abandon(at, |request| {
+                fault = request.answer(vring, Status::Failed).err().or(fault);
+            });
+        }
+        fault.into_iter().for_each(|fault| slot.break_ring(shared, number, fault));
+    }
+
     /// Calls drivers that have answers.
     fn call(&mut self) {
         for at in 0..self.slots.len() {
@@ -507,6 +565,24 @@ impl Queues {
             call(slot, &self.shared, number);
         }
     }
+}
+
+/// Answers requests of an earlier process with an error instead of repeating them. Returns their
+/// number.
+fn fail_repeated(
+    vring: &mut Vring,
+    chain: &mut Chain,
+    geometry: &Geometry,
+) -> Result<usize, Fault> {
+    let mut count = 0;
+    while vring.has_repeated() {
+        let Some(head) = vring.take(chain)? else { break };
+        let Parsed { status, .. } = parse(chain, geometry).inspect_err(|_| vring.refuse(head))?;
+        let unanswered = Unanswered { head, status, memory: vring.memory(), reported: 0 };
+        unanswered.answer(vring, Answer::of(Status::Failed))?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Calls the driver of a ring if it has answers.
@@ -541,18 +617,19 @@ fn begin(vring: &mut Vring, from: Origin, place: &mut Place<'_>) -> Result<Optio
     let Origin { at, head, reported } = from;
     let Place { chain, ios, shared } = place;
     let parsed = parse(chain, ios.device().geometry());
-    let Parsed { work, status: memory } = parsed.inspect_err(|_| vring.refuse(head))?;
-    let unanswered = Unanswered { head, memory, reported };
+    let Parsed { work, status } = parsed.inspect_err(|_| vring.refuse(head))?;
+    let unanswered = Unanswered { head, status, memory: vring.memory(), reported };
     let mut command = match work {
         Work::Io(command) if command.op == IoOp::Flush && mutated!(VhostFlushSkipped) => {
-            return unanswered.answer(vring, Status::Ok, 0).map(|()| None);
+            return unanswered.answer(vring, Answer::of(Status::Ok)).map(|()| None);
         }
         Work::Io(command) => command,
         Work::Name => {
             let written = put_name(&shared.name, &chain.writable);
-            return unanswered.answer(vring, Status::Ok, written).map(|()| None);
+            let answer = Answer { status: Status::Ok, written, data: &chain.writable };
+            return unanswered.answer(vring, answer).map(|()| None);
         }
-        Work::Answer(status) => return unanswered.answer(vring, status, 0).map(|()| None),
+        Work::Answer(status) => return unanswered.answer(vring, Answer::of(status)).map(|()| None),
     };
     let is_durable = !shared.is_writeback() && !mutated!(VhostThroughDropped);
     command.flags.fua = command.op.changes() && is_durable;
@@ -562,6 +639,6 @@ fn begin(vring: &mut Vring, from: Origin, place: &mut Place<'_>) -> Result<Optio
     };
     match ios.begin(at, command, unanswered, data) {
         Ok(id) => Ok(Some(id)),
-        Err(unanswered) => unanswered.answer(vring, Status::Failed, 0).map(|()| None),
+        Err(unanswered) => unanswered.answer(vring, Answer::of(Status::Failed)).map(|()| None),
     }
 }

@@ -20,6 +20,7 @@ use crate::channel::Channel;
 use crate::command::Command;
 use crate::exchange::{Exchange, Wait};
 use crate::lines::Line;
+use crate::log_call;
 use crate::monitor::Monitor;
 use crate::shared::Shared;
 
@@ -44,6 +45,17 @@ pub struct Seat {
     pub(crate) service: Option<Service>,
 }
 
+/// Guest of a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GuestOptions {
+    /// Number of queues that the guest may use, by default up to 64.
+    pub queues: Option<u16>,
+    /// Whether the guest may have run on another host before, with a cache mode that its monitor
+    /// does not transfer. Until the guest sets its mode here, writes are durable when they are
+    /// answered.
+    pub is_arriving: bool,
+}
+
 /// Bound socket of a device that is not served yet.
 #[derive(Debug)]
 pub struct Bound {
@@ -62,13 +74,13 @@ impl Bound {
         Ok(Self { listener, file })
     }
 
-    /// Returns the seats of the shards, at least one, of the volume `name`. The guest may use
-    /// `queues` queues, by default up to 64.
+    /// Returns the seats of the shards, at least one, of the volume `name`.
     ///
     /// # Errors
     /// The system's error if there is no descriptor left.
-    pub fn seats(self, name: &str, shards: u16, queues: Option<u16>) -> io::Result<Vec<Seat>> {
-        self.seats_of(Shared::new(name, shards)?.with_queues(queues))
+    pub fn seats(self, name: &str, shards: u16, guest: GuestOptions) -> io::Result<Vec<Seat>> {
+        let GuestOptions { queues, is_arriving } = guest;
+        self.seats_of(Shared::new(name, shards)?.with_queues(queues).with_arrival(is_arriving))
     }
 
     /// Returns the seats of a device's shards.
@@ -309,6 +321,9 @@ impl Serving {
 
     /// Reads and handles a message.
     fn read(&mut self, stream: &UnixStream, handler: &mut Handler) -> Result<(), Error> {
+        if log_call::take(stream).map_err(Error::ReqHandlerError)? {
+            return Ok(());
+        }
         let channel = Channel::passed(stream);
         handler.handle_request()?;
         if channel.is_some() {

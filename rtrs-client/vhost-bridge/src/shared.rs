@@ -98,6 +98,8 @@ pub(crate) struct Shared {
     /// Process of the monitor, 0 if unknown.
     monitor: AtomicU32,
     is_connected: AtomicBool,
+    /// Whether the guest that starts here first may have run on another host before.
+    is_arriving: AtomicBool,
     pub(crate) given_up: GivenUp,
     /// Whether the last monitor has disconnected without stopping its rings.
     may_return: AtomicBool,
@@ -122,6 +124,7 @@ impl Shared {
             has_flush: AtomicBool::new(true),
             monitor: AtomicU32::new(0),
             is_connected: AtomicBool::new(false),
+            is_arriving: AtomicBool::new(false),
             given_up: GivenUp::default(),
             may_return: AtomicBool::new(false),
             regions: Mutex::default(),
@@ -139,6 +142,26 @@ impl Shared {
             self.rings = Rings { max: queues, told: queues };
         }
         self
+    }
+
+    /// Sets whether the guest may have run on another host before.
+    pub(crate) fn with_arrival(self, is_arriving: bool) -> Self {
+        self.is_arriving.store(is_arriving, Ordering::Relaxed);
+        self
+    }
+
+    /// Whether the guest that starts here first may have run on another host before.
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.is_arriving.load(Ordering::Relaxed)
+    }
+
+    /// Records that a guest can use the device. A guest that waits for it may still go back to its
+    /// old host, and change its cache mode there.
+    pub(crate) fn arrived(&self) {
+        // A needless write would slow down shards that read the flag.
+        if self.is_arriving() {
+            self.is_arriving.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Decides whether a log line is written. Returns None if not; otherwise the number of lines of

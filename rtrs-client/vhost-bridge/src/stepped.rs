@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserInflight, VhostUserMemoryRegion, VhostUserVringAddrFlags,
 };
-use vhost::vhost_user::{Result, VhostUserBackendReqHandlerMut};
+use vhost::vhost_user::{Result, VhostUserBackendReqHandlerMut, VhostUserVirtioFeatures};
 
 pub use crate::accesses::run_until_death;
 use crate::driver::{GUEST_AT, Guest, GuestRing, MEMORY_LEN, MONITOR_AT};
@@ -98,7 +98,8 @@ impl Process {
     /// The error that ends the connection.
     pub fn connect(&mut self, guest: &mut Guest, rings: &mut [SteppedRing]) -> Result<()> {
         let monitor = &mut self.monitor;
-        let features = guest.kept_features.unwrap_or(monitor.get_features()? & guest.wanted);
+        let wanted = guest.wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
+        let features = guest.kept_features.unwrap_or(monitor.get_features()? & wanted);
         guest.kept_features = Some(features);
         monitor.set_features(features)?;
         let size = rings.iter().map(|ring| ring.ring.size).max().unwrap_or(1);

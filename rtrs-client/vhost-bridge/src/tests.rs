@@ -5,4 +5,5 @@ mod rig;
 mod control;
 mod data;
 mod hostile;
+mod migration;
 mod restart;

@@ -7,19 +7,32 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rtrs_core::mem::TruncationAlarm;
+use rtrs_core::mem::{MemSlice, TruncationAlarm};
 use rtrs_core::mutated;
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::chain::{Chain, Table};
+use crate::dirty_log::RingLog;
 use crate::fault::Fault;
 use crate::inflight::{Left, Record};
 use crate::memory::GuestMemory;
 
 /// Maximum number of descriptors of a ring.
 const SIZE_MAX: u16 = 32_768;
+
+/// Length of the flags and the index of a used ring.
+const USED_HEAD: u64 = 4;
+/// Length of an entry of a used ring.
+const USED_ENTRY: u64 = 8;
+/// Length of the event index at the end of a used ring.
+const USED_EVENT: u64 = 2;
+
+/// Returns the length of a used ring with this number of descriptors.
+pub(crate) fn used_len(size: u16) -> u64 {
+    USED_HEAD + USED_ENTRY * u64::from(size) + USED_EVENT
+}
 
 /// Location and initial state of a ring.
 #[derive(Debug)]
@@ -36,6 +49,7 @@ pub(crate) struct RingSetup {
     /// Set when files of the memory or the record have become shorter.
     pub(crate) alarm: Arc<TruncationAlarm>,
     pub(crate) record: Option<Record>,
+    pub(crate) log: Option<RingLog>,
 }
 
 /// Running ring.
@@ -45,6 +59,8 @@ pub(crate) struct Vring {
     memory: Arc<GuestMemory>,
     alarm: Arc<TruncationAlarm>,
     record: Option<Record>,
+    /// Dirty log, while a migration is in progress.
+    log: Option<RingLog>,
     /// Requests of an earlier process that are to be repeated, in reverse order.
     repeated: Vec<u16>,
     /// Number of requests of an earlier process that could not be read.
@@ -106,11 +122,12 @@ impl Vring {
         // An earlier process may have died between an answer and its call.
         let must_call = record.is_some() && !mutated!(VhostCallForgotten);
         let (inflight, asks_kicks, has_answers) = (0, true, false);
-        Ok(Self {
+        let mut vring = Self {
             queue,
             memory,
             alarm,
             record,
+            log: None,
             repeated,
             refused,
             is_continued,
@@ -119,7 +136,31 @@ impl Vring {
             asks_kicks,
             has_answers,
             must_call,
-        })
+        };
+        vring.set_log(setup.log);
+        Ok(vring)
+    }
+
+    /// Changes the dirty log. A new log begins with a mark of the whole used ring: an earlier
+    /// process may have died between a write to the ring and its mark.
+    pub(crate) fn set_log(&mut self, log: Option<RingLog>) {
+        self.log = log;
+        self.mark_used(0, used_len(self.queue.size()));
+    }
+
+    fn mark_used(&self, offset: u64, len: u64) {
+        self.log.iter().for_each(|log| log.mark_used(offset, len));
+    }
+
+    /// Marks memory that was written for a request. `memory` is the guest's memory from which the
+    /// request was taken.
+    pub(crate) fn mark(&self, memory: &GuestMemory, pieces: &[MemSlice]) {
+        self.log.iter().for_each(|log| log.log.mark_pieces(memory, pieces));
+    }
+
+    /// Memory of the guest from which requests are taken.
+    pub(crate) fn memory(&self) -> Arc<GuestMemory> {
+        Arc::clone(&self.memory)
     }
 
     /// Switches to a changed memory.
@@ -187,7 +228,10 @@ impl Vring {
                 record.answered(head, self.queue.next_used())?;
             }
         }
+        let slot = u64::from(self.queue.next_used() % self.queue.size());
         self.queue.add_used(&*self.memory, head, written).map_err(|_| Fault::Ring)?;
+        self.mark_used(USED_HEAD + USED_ENTRY * slot, USED_ENTRY);
+        self.mark_used(0, USED_HEAD);
         self.has_answers = true;
         match &self.record {
             Some(record) => record.answered(head, self.queue.next_used()),
@@ -248,6 +292,7 @@ impl Vring {
     pub(crate) fn ask_kicks(&mut self) -> Result<bool, Fault> {
         self.asks_kicks = true;
         let more = self.queue.enable_notification(&*self.memory).map_err(|_| Fault::Ring)?;
+        self.mark_wish();
         Ok(more || !self.repeated.is_empty())
     }
 
@@ -256,7 +301,15 @@ impl Vring {
         if !std::mem::take(&mut self.asks_kicks) {
             return Ok(());
         }
-        self.queue.disable_notification(&*self.memory).map_err(|_| Fault::Ring)
+        self.queue.disable_notification(&*self.memory).map_err(|_| Fault::Ring)?;
+        self.mark_wish();
+        Ok(())
+    }
+
+    /// Marks the parts of the used ring that tell the driver whether to kick.
+    fn mark_wish(&self) {
+        self.mark_used(0, USED_HEAD);
+        self.mark_used(used_len(self.queue.size()) - USED_EVENT, USED_EVENT);
     }
 
     /// Whether requests are recorded, so that the next process finds those left unanswered.

@@ -109,6 +109,10 @@ mutants! {
         PartLossForgotten = "part-loss-forgotten",
         /// A process that takes over ignores writes that its predecessor may have left.
         InheritedForgotten = "inherited-forgotten",
+        /// A volume is promoted although no virtual machine uses it any more.
+        ClaimKept = "claim-kept",
+        /// Losses between the attach on a new host and the guest's first flush there are ignored.
+        ArrivalForgotten = "arrival-forgotten",
         /// The epoch saved for a successor advances before a loss is reported.
         KeptLifeEarly = "kept-life-early",
         /// The window of a read stays open after the read has ended.

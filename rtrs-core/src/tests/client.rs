@@ -19,8 +19,8 @@ use crate::mem::Region;
 use crate::time::{Duration, Instant};
 use crate::wire::{
     AUTH_VERSION, AccessMode, Auth, Challenge, ClientExtensions, Close, ConnReq, ConnRsp, Discover,
-    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Move, Name, Open, OpenRsp,
-    ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, TimedRkeyRsp, WriteMsg,
+    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Move, Name, Open, OpenFlags,
+    OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, TimedRkeyRsp, WriteMsg,
 };
 
 /// Size of the client's memory: requests are built in the first half, results arrive in the second.
@@ -483,8 +483,8 @@ impl PlayedClient {
     /// # Panics
     /// Panics if the name is too long.
     pub fn send_open_for(&mut self, permit: u16, name: &str, access: AccessMode, room: usize) {
-        let open =
-            Open { access, returns: false, dev_name: Name::new(name.as_bytes()).expect("a name") };
+        let dev_name = Name::new(name.as_bytes()).expect("a name");
+        let open = Open { access, flags: OpenFlags::default(), dev_name };
         self.send_open_raw(permit, &open.encode(), room);
     }
 

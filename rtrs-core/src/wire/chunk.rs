@@ -25,7 +25,9 @@ use super::auth::{Auth, Challenge, ChallengeRsp, SignedProof};
 use super::bytes::{fixed, u16_at};
 use super::discover::{Discover, Page};
 use super::error::{Fault, WireError};
-use super::export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_OPEN};
+use super::export::{
+    AccessMode, Close, Open, OpenFlags, OpenRsp, SessInfo, SessInfoRsp, TYPE_OPEN,
+};
 use super::fence::Fence;
 use super::gateway::Move;
 use super::info::SgDesc;
@@ -128,8 +130,8 @@ pub enum UserMessage<'a> {
     Open {
         /// Access mode.
         access: AccessMode,
-        /// Whether the client is returning; see [`Open::returns`].
-        returns: bool,
+        /// Flags, if the client has room for the long [`OpenRsp`].
+        flags: OpenFlags,
         /// Name of the device, without its NUL; at most 254 bytes, possibly empty.
         dev_name: &'a [u8],
     },
@@ -256,9 +258,9 @@ impl ChunkRequest {
                 Ok(UserMessage::SessInfo(info))
             }
             TYPE_OPEN => {
-                let (access, returns, dev_name) = Open::decode_in_place(header)?;
+                let (access, flags, dev_name) = Open::decode_in_place(header)?;
                 self.check_answer_room(OpenRsp::LEN)?;
-                Ok(UserMessage::Open { access, returns, dev_name })
+                Ok(UserMessage::Open { access, flags, dev_name })
             }
             Close::TYPE => Ok(UserMessage::Close(Close::decode(header)?)),
             Fence::TYPE => Ok(UserMessage::Fence(Fence::decode(header)?)),

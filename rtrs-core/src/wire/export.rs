@@ -74,15 +74,39 @@ impl AccessMode {
     }
 }
 
+/// Flags of an OPEN. An extension: valid only with room for the long [`OpenRsp`], since a kernel's
+/// client does not set this byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenFlags {
+    /// The client had the device open at this server before, and may still hold requests and data
+    /// from that time.
+    pub returns: bool,
+    /// The session opens the device for a migration and runs no IO there until it is granted access
+    /// `rw`.
+    pub waits: bool,
+}
+
+impl OpenFlags {
+    const RETURNS: u8 = 1;
+    const WAITS: u8 = 2;
+
+    fn to_wire(self) -> u8 {
+        let Self { returns, waits } = self;
+        u8::from(returns) * Self::RETURNS | u8::from(waits) * Self::WAITS
+    }
+
+    fn from_wire(byte: u8) -> Self {
+        Self { returns: byte & Self::RETURNS != 0, waits: byte & Self::WAITS != 0 }
+    }
+}
+
 /// OPEN: requests a device by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Open {
     /// Access mode.
     pub access: AccessMode,
-    /// The client has had the device open on this server before, and may still hold requests and
-    /// data from that time. An extension: valid only if there is room for the long [`OpenRsp`],
-    /// since kernel clients do not set these bytes.
-    pub returns: bool,
+    /// Flags, from a client that has room for the long [`OpenRsp`].
+    pub flags: OpenFlags,
     /// Name of the device; the server defines the meaning of names.
     pub dev_name: Name,
 }
@@ -97,7 +121,7 @@ impl Open {
         let mut out = [0; Self::LEN];
         put(&mut out, 0, TYPE_OPEN.to_le_bytes());
         out[4] = self.access.to_wire();
-        out[5] = u8::from(self.returns);
+        out[5] = self.flags.to_wire();
         put(&mut out, 6, *self.dev_name.field());
         out
     }
@@ -107,12 +131,14 @@ impl Open {
     /// # Errors
     /// Short message, wrong type, unknown access mode, unterminated name.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let (access, returns, _) = Self::decode_in_place(bytes)?;
-        Ok(Self { access, returns, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
+        let (access, flags, _) = Self::decode_in_place(bytes)?;
+        Ok(Self { access, flags, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
     }
 
-    /// Like [`Open::decode`], but without copying the name.
-    pub(super) fn decode_in_place(bytes: &[u8]) -> Result<(AccessMode, bool, &[u8]), WireError> {
+    /// Like [`Open::decode`], but returns the name in place.
+    pub(super) fn decode_in_place(
+        bytes: &[u8],
+    ) -> Result<(AccessMode, OpenFlags, &[u8]), WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, (TYPE_OPEN, "2 (OPEN)"))?;
         let Some(access) = AccessMode::from_wire(bytes[4]) else {
@@ -122,7 +148,7 @@ impl Open {
         let unterminated = WireError { message: Self::NAME, at: 6, fault: Fault::Unterminated };
         let field = bytes[6..].first_chunk::<NAME_FIELD_LEN>().ok_or(unterminated)?;
         let len = name_len(field).ok_or(unterminated)?;
-        Ok((access, bytes[5] & 1 != 0, &field[..usize::from(len)]))
+        Ok((access, OpenFlags::from_wire(bytes[5]), &field[..usize::from(len)]))
     }
 }
 
@@ -309,7 +335,8 @@ mod tests {
         bytes[6..9].copy_from_slice(b"v0\0");
         let open = Open::decode(&bytes).unwrap();
         let v0 = Name::new(b"v0").unwrap();
-        assert_eq!(open, Open { access: AccessMode::ReadWrite, returns: false, dev_name: v0 });
+        let flags = OpenFlags::default();
+        assert_eq!(open, Open { access: AccessMode::ReadWrite, flags, dev_name: v0 });
         assert!(open.encode()[9..].iter().all(|&byte| byte == 0));
     }
 
@@ -317,7 +344,7 @@ mod tests {
     fn an_open_is_validated() {
         let good = Open {
             access: AccessMode::Migration,
-            returns: true,
+            flags: OpenFlags { returns: true, waits: true },
             dev_name: Name::new(b"v").unwrap(),
         };
         let mut bytes = good.encode();

@@ -47,7 +47,7 @@ pub use discover::{Discover, Discovered, Page};
 pub use errno::errno_name;
 pub use error::{Fault, WireError};
 pub use export::{
-    AccessMode, Close, Open, OpenRefusal, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp,
+    AccessMode, Close, Open, OpenFlags, OpenRefusal, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp,
 };
 pub use fence::{Extensions, Fence};
 #[doc(hidden)]

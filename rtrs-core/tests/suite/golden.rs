@@ -14,9 +14,9 @@ use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
     AccessMode, Auth, Challenge, ChallengeRsp, ChunkRequest, ClientExtensions, Close, ConnReq,
     ConnRsp, Credential, CredentialKind, Discover, Discovered, Extensions, Fence, Imm, InfoReq,
-    InfoRsp, IoHeader, Move, Name, Open, OpenRsp, OpenRspTail, Page, ReadMsg, RkeyRsp, Rw, RwOp,
-    SessInfo, SessInfoRsp, SgDesc, SignedProof, TimedRkeyRsp, UserMessage, WireError, WriteMsg,
-    errno,
+    InfoRsp, IoHeader, Move, Name, Open, OpenFlags, OpenRsp, OpenRspTail, Page, ReadMsg, RkeyRsp,
+    Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, SignedProof, TimedRkeyRsp, UserMessage, WireError,
+    WriteMsg, errno,
 };
 
 /// Vectors by name, with the set of used ones.
@@ -195,8 +195,12 @@ fn check_export(vectors: &Vectors) {
     let rsp = SessInfoRsp::answer(info);
     vectors.check("sess_info_rsp", rsp, rsp.encode(), SessInfoRsp::decode);
     let dev_name = Name::new(b"/dev/loop0").unwrap();
-    let open = Open { access: AccessMode::ReadWrite, returns: false, dev_name };
+    let flags = OpenFlags::default();
+    let open = Open { access: AccessMode::ReadWrite, flags, dev_name };
     vectors.check("open_rw", open, open.encode(), Open::decode);
+    let flags = OpenFlags { returns: true, waits: true };
+    let open = Open { access: AccessMode::Migration, flags, dev_name };
+    vectors.check("open_migration_ours", open, open.encode(), Open::decode);
     let rsp = OpenRsp {
         nsectors: 131_072,
         max_hw_sectors: 0xa00,
@@ -308,7 +312,7 @@ fn check_tails(vectors: &Vectors) {
     assert_eq!(info, UserMessage::SessInfo(SessInfo::default()));
     let open = UserMessage::Open {
         access: AccessMode::ReadWrite,
-        returns: false,
+        flags: OpenFlags::default(),
         dev_name: b"/dev/loop0",
     };
     assert_eq!(vectors.tail("tail_open", 56, ReadMsg::LEN_MAX), open);

@@ -7,8 +7,8 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::{CONNS_PER_PATH_MAX, Limits};
 use rtrs_core::wire::{
     AccessMode, ChunkLayout, ChunkRequest, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader,
-    MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SgDesc, UserMessage, WriteMsg, errno,
-    fuzz,
+    MemBits, Name, Open, OpenFlags, OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SgDesc, UserMessage,
+    WriteMsg, errno, fuzz,
 };
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -112,9 +112,11 @@ proptest! {
 
     #[test]
     fn opens_round_trip(
-        mode in 0u8..3, returns: bool, dev_name in name(), numbers: (u32, u64, [u32; 5], [u16; 4]),
+        mode in 0u8..3, flags: [bool; 2], dev_name in name(),
+        numbers: (u32, u64, [u32; 5], [u16; 4]),
     ) {
-        let open = Open { access: AccessMode::from_wire(mode).unwrap(), returns, dev_name };
+        let flags = OpenFlags { returns: flags[0], waits: flags[1] };
+        let open = Open { access: AccessMode::from_wire(mode).unwrap(), flags, dev_name };
         prop_assert_eq!(Open::decode(&open.encode()), Ok(open));
         let (device_id, nsectors, n, s) = numbers;
         let rsp = OpenRsp {

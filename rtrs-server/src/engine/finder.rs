@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rtrs_core::wire::{AccessMode, Name, OpenRspTail};
+use rtrs_core::wire::{AccessMode, Name, OpenFlags, OpenRspTail};
 
 use super::reply_to::ReplyTo;
 
@@ -26,18 +26,19 @@ pub struct OpenMode {
     /// Whether the client compares cache IDs: it has room for the long response, unlike a kernel
     /// client.
     pub compares: bool,
-    /// Whether the client had the export open on this server before and may still have requests
-    /// from then.
-    pub returns: bool,
-    /// Whether the target was examined for this open, and with what result.
+    /// Flags of a client that compares; none of any other.
+    pub flags: OpenFlags,
+    /// Whether the target was examined for this open, and with which result.
     pub examined: Examined,
 }
 
 impl OpenMode {
-    /// Creates the mode for an open with `room` bytes for its response.
-    pub const fn new(access: AccessMode, room: u32) -> Self {
+    /// Creates the mode of an open with `room` bytes for its response.
+    pub fn new(access: AccessMode, flags: OpenFlags, room: u32) -> Self {
         let compares = room as usize >= OpenRspTail::LONG_LEN;
-        Self { access, compares, returns: false, examined: Examined::No }
+        // The byte of a client that does not compare may have any value.
+        let flags = if compares { flags } else { OpenFlags::default() };
+        Self { access, compares, flags, examined: Examined::No }
     }
 }
 

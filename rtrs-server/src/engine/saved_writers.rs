@@ -30,13 +30,14 @@ impl From<SessionId> for SessionHash {
     }
 }
 
-/// Sessions that have written to an export, with the latest at the end of each list.
+/// Sessions that have written to an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriterLists {
-    /// The last session that opened the export for exclusive writing, and sessions that have
+    /// First the last session that opened the export for exclusive writing, then sessions that have
     /// migrated from it since then.
     pub writers: Vec<SessionHash>,
-    /// Sessions after which another session opened the export for exclusive writing.
+    /// Sessions after which a different session opened the export for exclusive writing, the latest
+    /// last.
     pub displaced: Vec<SessionHash>,
 }
 
@@ -71,16 +72,19 @@ impl SavedWriters {
         let mut lists = self.lists.lock();
         let before = lists.clone();
         let WriterLists { writers, displaced } = &mut *lists;
-        writers.retain(|writer| *writer != session);
         displaced.retain(|one| *one != session);
         if !joins {
+            writers.retain(|writer| *writer != session);
             displaced.append(writers);
         }
-        writers.push(session);
-        for list in [writers, displaced] {
-            let surplus = list.len().saturating_sub(SESSIONS_MAX);
-            list.drain(..surplus);
+        if !writers.contains(&session) {
+            writers.push(session);
         }
+        // The exclusive writer stays.
+        let surplus = writers.len().saturating_sub(SESSIONS_MAX);
+        writers.drain(1..1 + surplus);
+        let surplus = displaced.len().saturating_sub(SESSIONS_MAX);
+        displaced.drain(..surplus);
         if let Some(store) = self.store.as_ref().filter(|_| *lists != before) {
             store.save(&lists);
         }

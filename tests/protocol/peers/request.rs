@@ -2,7 +2,7 @@
 //! up; a message that does not identify a request to answer ends the path.
 
 use rtrs_core::wire::{
-    AccessMode, IoHeader, Name, Open, OpenRsp, Rw, SessInfo, SgDesc, WriteMsg, errno,
+    AccessMode, IoHeader, Name, Open, OpenFlags, OpenRsp, Rw, SessInfo, SgDesc, WriteMsg, errno,
 };
 use rtrs_tests::{Data, Peer, PeerOptions, read_message, wait_for};
 
@@ -160,7 +160,8 @@ fn garbage_in_undefined_bytes() {
     let mut scene = Scene::new();
     let mut peer = scene.peer();
     let name = Name::new(b"vol1").expect("a name");
-    let mut open = Open { access: AccessMode::ReadWrite, returns: false, dev_name: name }.encode();
+    let flags = OpenFlags::default();
+    let mut open = Open { access: AccessMode::ReadWrite, flags, dev_name: name }.encode();
     for at in [2, 3, 5, 261, 262, 263].into_iter().chain(6 + 5..261) {
         open[at] = 0xa5;
     }
@@ -278,7 +279,7 @@ fn opens_that_are_refused() {
     let mut peer = scene.peer();
     let good = Open {
         access: AccessMode::ReadOnly,
-        returns: false,
+        flags: OpenFlags::default(),
         dev_name: Name::new(b"vol1").expect("a name"),
     }
     .encode();

@@ -1,18 +1,21 @@
-//! Sessions alongside the one under load: one that is being detached while the next client is
-//! already running under another name, one that is refused write access, and one whose host sleeps
-//! while the next client is running.
+//! Sessions alongside the one under load: a session that is being detached while the next client is
+//! already running under another name, a session that is refused write access, one whose host
+//! sleeps while the next client is running, and one that waits for exclusive access.
 
 use std::sync::Arc;
 
+use nbd_bridge::{BufferPools, Group};
 use rtrs_client::DeviceIndex;
 use rtrs_client::engine::{ClientEngine, ClientMessage};
+use rtrs_core::block::BlockDevice;
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::AccessMode;
 
 use super::super::Failure;
-use super::super::host::{Inbox, session_config, take_arrived};
+use super::super::host::{ClientHost, Inbox, Pace, session_config, take_arrived};
 use super::super::port::{Port, SharedFaults};
 use super::Cluster;
 
@@ -54,14 +57,17 @@ pub(super) struct Beside {
     asleep: Vec<IdleCore>,
     /// Session whose host has woken up.
     returned: Vec<IdleCore>,
-    /// Whether there have been any such sessions: registered memory may then belong to more than
-    /// one client.
+    /// Session that waits for exclusive access on the new host of a virtual machine.
+    target: Vec<IdleCore>,
+    /// Whether there have been any such sessions: registered memory then belongs to more than one
+    /// client.
     pub(super) any: bool,
 }
 
 impl Beside {
     fn all(&self) -> impl Iterator<Item = &IdleCore> {
-        self.leaving.iter().flatten().chain(&self.rival).chain(&self.returned)
+        let others = self.rival.iter().chain(&self.returned).chain(&self.target);
+        self.leaving.iter().flatten().chain(others)
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -155,7 +161,64 @@ impl Cluster {
         self.beside.any = true;
     }
 
-    /// Runs one turn of these sessions. Returns whether anything happened.
+    /// Starts the session of a new host, which waits until it is the only writer.
+    pub(in super::super) fn start_target(&mut self) {
+        self.clients_started += 1;
+        let number = self.clients_started;
+        let mut config = session_config(&self.options, number, None, None);
+        config.name = format!("target{number}");
+        config.open_patience = Duration::from_secs(60);
+        (config.volumes[0].access, config.volumes[0].promotes) = (AccessMode::Migration, true);
+        let config = Arc::new(config);
+        let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ number);
+        let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
+        for at in 0..self.options.client_cores {
+            let fabric = self.world.fabric(self.nodes[0]);
+            let core = ClientEngine::new(self.world.now(), CoreIndex(at), &config, &uuids);
+            let fabrics = vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[0]))];
+            self.beside.target.push(IdleCore { core, fabrics, inbox: Inbox::new() });
+        }
+        self.beside.any = true;
+        self.wake_all();
+    }
+
+    /// Ends the new host's process.
+    pub(in super::super) fn end_target(&mut self) {
+        self.beside.target.clear();
+    }
+
+    /// Whether every core of the new host has the device open, with whatever access.
+    pub(in super::super) fn is_target_open(&self) -> bool {
+        let target = &self.beside.target;
+        let is_open = |core: &IdleCore| core.core.device(DeviceIndex::FIRST).is_some();
+        !target.is_empty() && target.iter().all(is_open)
+    }
+
+    /// Claims the device of the new host on all cores. Returns whether the server has granted
+    /// exclusive access, as far as each core knows.
+    pub(in super::super) fn claim_target(&self) -> bool {
+        let claim = |core: &IdleCore| {
+            core.core.device(DeviceIndex::FIRST).is_some_and(|mut device| device.claim())
+        };
+        let claims: Vec<_> = self.beside.target.iter().map(claim).collect();
+        !claims.is_empty() && claims.iter().all(|is_granted| *is_granted)
+    }
+
+    /// Makes the new host's session the one under load. There is no other client.
+    pub(in super::super) fn adopt_target(&mut self) {
+        assert!(self.client.is_empty(), "the old host still runs");
+        let works = std::mem::take(&mut self.works);
+        (self.has_opened, self.retry_at) = (false, None);
+        self.group = Group::new(works.len(), |_| ());
+        let cores = std::mem::take(&mut self.beside.target);
+        for (IdleCore { core, fabrics, inbox }, work) in cores.into_iter().zip(works) {
+            let (pools, pace) = (BufferPools::default(), Pace::new());
+            self.client.push(ClientHost { core, fabrics, inbox, work, pools, pace });
+        }
+        self.wake_all();
+    }
+
+    /// Runs a turn of these sessions. Returns whether anything happened.
     pub(super) fn turn_beside(&mut self, now: Instant) -> Result<bool, Failure> {
         let mut any = false;
         if let Some(guest) = &mut self.guest
@@ -164,12 +227,13 @@ impl Cluster {
             guest.pace.due = guest.turn(now)?;
             any |= guest.pace.due;
         }
-        let Beside { leaving, rival, returned, .. } = &mut self.beside;
-        if leaving.is_empty() && rival.is_empty() && returned.is_empty() {
+        let Beside { leaving, rival, returned, target, .. } = &mut self.beside;
+        let is_none = [&*rival, &*returned, &*target].iter().all(|cores| cores.is_empty());
+        if leaving.is_empty() && is_none {
             return Ok(any);
         }
         let message_max = self.options.message_max;
-        for cores in leaving.iter_mut().chain([rival, returned]) {
+        for cores in leaving.iter_mut().chain([rival, returned, target]) {
             for at in 0..cores.len() {
                 let (messages, busy) = cores[at].turn(now);
                 any |= busy;

@@ -87,6 +87,10 @@ impl BlockDevice for Watched {
         self.inner.attach_region(region)
     }
 
+    fn claim(&mut self) -> bool {
+        self.inner.claim()
+    }
+
     fn submit(&mut self, io: Io) -> Result<(), Io> {
         let copy = io.clone();
         self.inner.submit(io)?;

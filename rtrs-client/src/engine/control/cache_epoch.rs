@@ -24,6 +24,8 @@ pub(super) struct CacheEpoch {
     inherited: Option<u64>,
     /// Export that the earlier process used, if known.
     inherited_export: Option<ExportId>,
+    /// Whether the user may have left unflushed writes on another host.
+    promotes: bool,
     /// None until a path has opened the device.
     watch: Option<Arc<CacheWatch>>,
     /// Epoch saved for the next process.
@@ -35,9 +37,9 @@ pub(super) struct CacheEpoch {
 impl CacheEpoch {
     pub(super) fn new(config: &SessionConfig, volume: &VolumeConfig) -> Self {
         let SessionConfig { shards, resent_for, .. } = *config;
-        let VolumeConfig { inherited_epoch: inherited, inherited_export, .. } = *volume;
+        let VolumeConfig { inherited_epoch: inherited, inherited_export, promotes, .. } = *volume;
         let (watch, kept, since) = (None, None, None);
-        Self { shards, resent_for, inherited, inherited_export, watch, kept, since }
+        Self { shards, resent_for, inherited, inherited_export, promotes, watch, kept, since }
     }
 
     /// Records the server's cache epoch when a path opens the device, before the path carries IO.
@@ -51,14 +53,17 @@ impl CacheEpoch {
             return None;
         }
         self.drop_of_another(device);
-        let before = self.inherited;
-        let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
+        let inherited = self.inherited.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
+        // A guest that moves here relies on a flush for writes of its old host.
+        let arrives = self.promotes && !rtrs_core::mutated!(ArrivalForgotten);
+        let before = inherited.or(arrives.then_some(epoch));
         let begins = before.filter(|epoch| *epoch != 0).unwrap_or(epoch);
         let mut watch = CacheWatch::new(self.shards, begins, volatile);
         if before.is_some() && epoch != 0 {
             watch.inherit(now + self.resent_for);
             report(watch.observe(epoch, volatile), volatile);
-        } else {
+        }
+        if inherited.is_none() {
             // Saved before anything is written, because the process may die before `keep` runs.
             self.kept = watch.settled_epoch();
         }

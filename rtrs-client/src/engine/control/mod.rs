@@ -57,6 +57,7 @@ mod path_fence;
 mod path_proof;
 mod path_volumes;
 pub(in crate::engine) mod paths;
+mod promotion;
 mod reconnect;
 mod reopen;
 mod routes;
@@ -414,6 +415,10 @@ impl SessionControl {
             }
             ControlMessage::Removed(volume) => {
                 self.on_lost(volume, &SessionFailure::Removed, None, ctx);
+            }
+            ControlMessage::Claim { device, is_made } => {
+                self.routes.volumes.claim(device, is_made, ctx.now);
+                self.open_beside(ctx);
             }
             ControlMessage::Settled { device, shard } => {
                 if self.routes.volumes.settled(device, shard) {

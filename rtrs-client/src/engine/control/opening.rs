@@ -34,6 +34,11 @@ use crate::engine::session::CONTROL;
 use crate::path::handshake::Opened;
 use crate::path::state::PathState;
 
+/// Reason why a volume cannot be opened for a promotion.
+const NOT_PROMOTED: &str = "the server cannot hand the export over from session to session: \
+                            access migration for a virtual machine needs one rtrs-server, and no \
+                            export with the option gateway";
+
 /// Volumes that a path may open for the first time.
 fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'a Volume> {
     let closing = volumes.are_closing();
@@ -67,7 +72,11 @@ fn due(path: &Path, volumes: &Volumes) -> Option<(Instant, DeviceIndex)> {
         let due = path.volumes.terms.due_again(volume.index())?;
         (!rtrs_core::mutated!(ResizeUnheard)).then_some((due, volume.index()))
     });
-    new.chain(changed).min()
+    let promoted = volumes.iter().filter(|volume| volume.is_open()).filter_map(|volume| {
+        let due = volume.promotion.due()?;
+        path.volumes.terms.serves(volume.index()).then_some((due, volume.index()))
+    });
+    new.chain(changed).chain(promoted).min()
 }
 
 fn may_open(routes: &Routes) -> bool {
@@ -209,9 +218,12 @@ impl Opening {
     ) -> Result<Next, PathEnd> {
         let OpenAnswer { path: id, asked, opened } = answer;
         let (device, standing) = (&opened.device, opened.standing);
-        let (at, again) = (asked.volume, asked.ask == Ask::Again);
+        let (at, again) = (asked.volume, matches!(asked.ask, Ask::Again | Ask::Promote));
         let server = routes.paths[id].channel.server();
         let serves = routes.volumes[at].moving.would_serve(standing);
+        if asked.ask == Ask::Promote {
+            routes.volumes[at].promoted();
+        }
         if again && routes.paths[id].volumes.terms.serves(at) {
             routes.volumes[at].moving.record(standing, server);
             if serves {
@@ -262,17 +274,19 @@ impl Opening {
         let volume = &routes.volumes[at];
         let Some(last) = volume.get() else { return Ok(Next::Nothing) };
         let server = self.reported_server(answer, routes);
-        match judge_again(&routes.paths[id], server, volume, last, &opened.device) {
+        let last = Arc::clone(last);
+        let fits = match judge_again(&routes.paths[id], server, volume, &last, &opened.device) {
             Err(why) => return refuse(id, at, why, routes, ctx),
-            Ok(false) => {}
-            Ok(true) => match routes.volumes[at].fit(&opened.device) {
-                Err(failure) => return refuse(id, at, failure.into(), routes, ctx),
-                Ok(device) => {
-                    if routes.volumes[at].opened(&device) {
-                        routes.notify(&ShardMessage::Open(at, device), ctx);
-                    }
+            Ok(true) => routes.volumes[at].fit(&opened.device),
+            Ok(false) => routes.volumes[at].fit(&last),
+        };
+        match fits {
+            Err(failure) => return refuse(id, at, failure.into(), routes, ctx),
+            Ok(device) => {
+                if routes.volumes[at].opened(&device) {
+                    routes.notify(&ShardMessage::Open(at, device), ctx);
                 }
-            },
+            }
         }
         Ok(Next::OpenConnected)
     }
@@ -295,6 +309,11 @@ impl Opening {
         let (server, device) = (self.reported_server(answer, routes), &opened.device);
         let connected = routes.paths.others(id).any(Path::is_connected);
         let serving = routes.paths.others(id).any(|other| other.has(at));
+        if volume.promotion.is_pending() && (!path.channel.fences() || opened.standing.is_some()) {
+            let failure = SessionFailure::Unusable(NOT_PROMOTED.to_owned());
+            routes.volumes[at].fail(failure.clone());
+            return Some(failure.into());
+        }
         let mismatch = identity::judge(server, &volume.pinned, volume.last(), device);
         let mismatch = mismatch.or_else(|| {
             let others = OtherPaths { connected, serving };
@@ -339,6 +358,14 @@ pub(super) fn refused(
     ctx: &mut Ctx<'_>,
 ) -> Result<Next, PathEnd> {
     let Asked { volume: at, ask, until } = asked;
+    if ask == Ask::Promote {
+        if routes.volumes[at].promotion.refused(refusal.errno) {
+            let (export, errno) = (routes.volumes[at].export(), errno_name(refusal.errno));
+            let why = refusal.why.as_ref().map(OpenRefusal::text);
+            tracing::info!(export, errno, why, "no exclusive access yet");
+        }
+        return Ok(Next::Nothing);
+    }
     let Ask::Open(access) = ask else {
         let (path, errno) = (routes.paths[id].channel.name(), errno_name(refusal.errno));
         tracing::warn!(%path, errno, "cannot reopen the changed device; access may be revoked");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{FabricError, RemoteMem};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::Move;
+use rtrs_core::wire::{AccessMode, Move, OpenFlags};
 
 use super::channel::Channel;
 use super::path_fence::PathFence;
@@ -51,7 +51,19 @@ impl PathVolumes {
         let until = until.unwrap_or(ctx.now + STEP_TIMEOUT);
         let ask = Ask::Open(volume.access());
         self.terms.ask(Asked { volume: volume.index(), ask, until });
-        post_open(volume, channel, ctx)
+        post_open(volume, volume.access(), channel, ctx)
+    }
+
+    /// Opens a volume again with exclusive access.
+    pub(super) fn promote(
+        &mut self,
+        volume: &Volume,
+        channel: &mut Channel,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), PathEnd> {
+        let until = ctx.now + STEP_TIMEOUT;
+        self.terms.ask(Asked { volume: volume.index(), ask: Ask::Promote, until });
+        post_open(volume, AccessMode::ReadWrite, channel, ctx)
     }
 
     /// Opens a volume again to learn what has changed.
@@ -64,7 +76,7 @@ impl PathVolumes {
         self.terms.reopen(volume.index()).begin(ctx.now);
         let until = ctx.now + STEP_TIMEOUT;
         self.terms.ask(Asked { volume: volume.index(), ask: Ask::Again, until });
-        post_open(volume, channel, ctx)
+        post_open(volume, volume.access(), channel, ctx)
     }
 
     /// Closes a volume that the path serves.
@@ -127,10 +139,17 @@ impl PathVolumes {
     }
 }
 
-fn post_open(volume: &Volume, channel: &mut Channel, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
-    let (export, access) = (volume.export(), volume.access());
+fn post_open(
+    volume: &Volume,
+    access: AccessMode,
+    channel: &mut Channel,
+    ctx: &mut Ctx<'_>,
+) -> Result<(), PathEnd> {
+    let export = volume.export();
     let returns = volume.pinned.was_open_at(channel.server(), channel.process());
-    channel.post(ctx, |service, fabric| service.post_open(export, access, returns, fabric))
+    let waits = access == AccessMode::Migration && volume.promotion.is_pending();
+    let flags = OpenFlags { returns, waits };
+    channel.post(ctx, |service, fabric| service.post_open(export, access, flags, fabric))
 }
 
 #[cfg(test)]

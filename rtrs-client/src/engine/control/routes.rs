@@ -59,7 +59,11 @@ impl Routes {
         at: DeviceIndex,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
-        let (path, volume) = (&mut self.paths[id], &self.volumes[at]);
+        let (path, volume) = (&mut self.paths[id], &mut self.volumes[at]);
+        if path.volumes.terms.serves(at) && volume.promotion.due().is_some_and(|at| at <= ctx.now) {
+            volume.promotion.begin(ctx.now);
+            return path.volumes.promote(volume, &mut path.channel, ctx);
+        }
         if path.volumes.terms.serves(at) || path.volumes.terms.is_standby(at) {
             path.volumes.open_again(volume, &mut path.channel, ctx)
         } else {

@@ -26,7 +26,9 @@ pub struct VolumeStatus {
     pub failed: bool,
     /// Reason for the failure, or the problem found when the volume was last tried.
     pub obstacle: Option<SessionFailure>,
-    /// Handling of IO while no path carries it.
+    /// Errno with which the server refuses exclusive access to a volume whose user waits for it.
+    pub(crate) held_by: Option<u16>,
+    /// Treatment of IO while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
     /// Identity that the volume is pinned to.
     pub(crate) identity: Option<Identity>,

@@ -61,7 +61,8 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
         let at = asked.volume;
-        let was_open = asked.ask == Ask::Again || self.routes.volumes[at].was_open();
+        let was_open =
+            matches!(asked.ask, Ask::Again | Ask::Promote) || self.routes.volumes[at].was_open();
         let lost = match refusal.errno {
             errno::EIDRM if was_open => Some(SessionFailure::Removed),
             errno::EBADE if was_open => Some(SessionFailure::Displaced),

@@ -19,6 +19,8 @@ pub(super) enum Ask {
     Open(AccessMode),
     /// Open the volume again to learn what has changed.
     Again,
+    /// Open the volume again with exclusive access.
+    Promote,
     /// Close the volume.
     Close,
     /// Have this server or a different one serve the volume.
@@ -127,7 +129,7 @@ impl Terms {
     pub(super) fn late(&self, now: Instant) -> Option<PathEnd> {
         let asked = self.asked.filter(|asked| now >= asked.until)?;
         Some(match asked.ask {
-            Ask::Open(_) | Ask::Again => PathEnd::OpenTimeout,
+            Ask::Open(_) | Ask::Again | Ask::Promote => PathEnd::OpenTimeout,
             Ask::Close => PathEnd::CloseTimeout,
             Ask::Move => PathEnd::MoveTimeout,
         })

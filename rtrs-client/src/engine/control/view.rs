@@ -87,6 +87,7 @@ impl<'a> SessionView<'a> {
                 open: volume.is_open() && !failed,
                 failed,
                 obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
+                held_by: volume.promotion.refusal(),
                 no_path: volume.no_path.wait(now),
                 identity: self.pinned_identity(volume.index()),
                 memory: volume.is_memory(),

@@ -15,6 +15,7 @@ use super::failure::SessionFailure;
 use super::identity::PinnedExport;
 use super::moving::Moving;
 use super::no_path::NoPathClock;
+use super::promotion::Promotion;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{SessionConfig, VolumeConfig};
@@ -41,7 +42,7 @@ pub(super) struct Volume {
     state: State,
     /// Device of the last open.
     last: Option<Arc<OpenDevice>>,
-    /// Access to request; lowered once if the export is read-only.
+    /// Access to request; lowered once if the export is read-only, and changed by a promotion.
     access: AccessMode,
     /// Time until which problems with the first open do not end the volume.
     patient_until: Instant,
@@ -52,6 +53,7 @@ pub(super) struct Volume {
     pub(super) cache: CacheEpoch,
     pub(super) no_path: NoPathClock,
     pub(super) moving: Moving,
+    pub(super) promotion: Promotion,
 }
 
 impl Volume {
@@ -73,6 +75,7 @@ impl Volume {
             cache: CacheEpoch::new(config, &volume),
             no_path: NoPathClock::new(config.no_path),
             moving: Moving::default(),
+            promotion: if volume.promotes { Promotion::Unclaimed } else { Promotion::None },
             config: volume,
         }
     }
@@ -162,6 +165,14 @@ impl Volume {
         !self.was_open() && now < self.patient_until
     }
 
+    /// Records that the server has granted exclusive access. Every later open requests it.
+    pub(super) fn promoted(&mut self) {
+        if self.promotion.is_pending() {
+            tracing::info!(export = self.config.export, "exclusive access granted");
+            (self.access, self.promotion) = (AccessMode::ReadWrite, Promotion::None);
+        }
+    }
+
     /// Access to request.
     pub(super) fn access(&self) -> AccessMode {
         self.access
@@ -226,7 +237,8 @@ impl Volume {
         }
         let read_only = self.access == AccessMode::ReadOnly;
         let geometry = Geometry { read_only, ..device.geometry.clone() };
-        Ok(Arc::new(OpenDevice { geometry, ..device.clone() }))
+        let is_shared = self.promotion.is_pending();
+        Ok(Arc::new(OpenDevice { geometry, is_shared, ..device.clone() }))
     }
 
     /// Records an open device that fits. Returns whether the shards must be notified.
@@ -245,6 +257,7 @@ impl Volume {
     /// Records the loss of the last path that had the volume open.
     pub(super) fn lost(&mut self) {
         self.state = State::Closed;
+        self.promotion.lost();
     }
 
     /// Starts closing the volume; shards report when its IO has ended.

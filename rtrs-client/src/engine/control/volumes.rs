@@ -73,6 +73,15 @@ impl Volumes {
         Ok(at)
     }
 
+    /// Records that a volume's user claims the device on another shard, or no longer does.
+    pub(super) fn claim(&mut self, volume: DeviceIndex, is_made: bool, now: Instant) {
+        let Some(Some(volume)) = self.rows.get_mut(volume.index()) else { return };
+        match is_made {
+            true => volume.promotion.claim(now),
+            false => volume.promotion.release(),
+        }
+    }
+
     /// Frees the index of a volume that no shard or server uses any longer.
     pub(super) fn remove(&mut self, volume: DeviceIndex) {
         self.rows[volume.index()] = None;

@@ -72,6 +72,17 @@ impl BlockDevice for SessionDevice {
         self.shard().map_or(Ok(()), |mut shard| shard.attach(Some(self.device), region))
     }
 
+    fn claim(&mut self) -> bool {
+        let (device, shard) = (self.device, self.shard());
+        shard.is_none_or(|mut shard| shard.ios.devices.claim(device))
+    }
+
+    fn release_claim(&mut self) {
+        if let Some(mut shard) = self.shard() {
+            shard.ios.devices.release_claim(self.device);
+        }
+    }
+
     fn take_losses(&mut self) -> Option<Arc<Losses>> {
         self.shard()?.ios.devices.take_losses(self.device)
     }

@@ -364,6 +364,7 @@ mod tests {
             cache_id: 0,
             volatile: false,
             export_id: None,
+            is_shared: false,
         };
         ios.devices.open(VOLUME, Arc::new(open));
         ios

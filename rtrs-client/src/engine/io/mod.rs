@@ -365,6 +365,7 @@ impl Shard {
         self.ios.devices.drop_unclaimed();
         self.report_retired(ctx);
         self.report_settled(ctx);
+        self.report_claims(ctx);
         let any = self.sweep(ctx) | self.issue_waiting(ctx);
         self.wake_others(ctx);
         any | self.ios.release_flushes()
@@ -451,6 +452,13 @@ impl Shard {
         while let Some(device) = self.ios.next_settled() {
             self.paths.forget_device(device);
             ctx.out.control(ControlMessage::Settled { device, shard: self.index });
+        }
+    }
+
+    /// Reports devices whose users have claimed them, or no longer do.
+    fn report_claims(&mut self, ctx: &mut Ctx<'_>) {
+        while let Some((device, is_made)) = self.ios.devices.take_claim() {
+            ctx.out.control(ControlMessage::Claim { device, is_made });
         }
     }
 

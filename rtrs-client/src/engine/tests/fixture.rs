@@ -408,6 +408,7 @@ pub(super) fn volume(export: &str) -> VolumeConfig {
         export: export.into(),
         access: AccessMode::ReadWrite,
         read_only_fallback: false,
+        promotes: false,
         inherited_epoch: None,
         inherited_export: None,
         identity: None,
@@ -691,10 +692,9 @@ impl Fixture {
 
     /// Number of IO requests on each path.
     pub(super) fn spread(&self) -> Vec<usize> {
-        let paths = self.client.control.view().paths().len();
         let on = |path: usize| {
             self.server.ios().filter(|r| usize::from(r.path.0[0] - 0xa0) == path).count()
         };
-        (0..paths).map(on).collect()
+        (0..self.client.control.view().paths().len()).map(on).collect()
     }
 }

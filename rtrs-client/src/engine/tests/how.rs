@@ -29,7 +29,9 @@ pub(super) struct How {
     pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
     pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
     pub(super) open_errno: u16,
-    /// Whether another client has since written, so that returning clients are refused.
+    /// Refuses access `rw` because of another session.
+    pub(super) rw_errno: u16,
+    /// Whether another client has written meanwhile, so that returning clients are refused.
     pub(super) displaced: bool,
     /// Refuses to open for writing.
     pub(super) read_only: bool,
@@ -76,6 +78,7 @@ impl Default for How {
             rkey_rsp: None,
             open_rsp: None,
             open_errno: 0,
+            rw_errno: 0,
             displaced: false,
             read_only: false,
             io_errno: None,

@@ -16,7 +16,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits,
-    Message, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, UserMessage, errno,
+    Message, OpenFlags, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, UserMessage, errno,
 };
 
 use super::exports::{More, open_rsp, run_io};
@@ -95,6 +95,8 @@ pub(super) struct Server {
     /// Other exports.
     pub(super) more: More,
     pub(super) opens: u32,
+    /// Access and flags of the last open of `vol0`.
+    pub(super) last_open: Option<(AccessMode, OpenFlags)>,
     pub(super) fences: Vec<Fence>,
     posted: u32,
 }
@@ -107,7 +109,20 @@ impl Server {
         let disk = (0..how.size).map(|i| (i / 512 * 7 + i) as u8).collect();
         let (paths, seen, held, fences) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (more, device, opens, posted) = (More::default(), None, 0, 0);
-        Self { fabric, how, paths, seen, disk, held, device, more, opens, fences, posted }
+        Self {
+            fabric,
+            how,
+            paths,
+            seen,
+            disk,
+            held,
+            device,
+            more,
+            opens,
+            last_open: None,
+            fences,
+            posted,
+        }
     }
 
     /// IO requests seen so far.
@@ -448,7 +463,7 @@ impl Server {
                 chunk.copy_in(0, &SessInfoRsp::answer(info).encode());
                 0
             }
-            UserMessage::Open { access, returns, dev_name } => {
+            UserMessage::Open { access, flags, dev_name } => {
                 if dev_name != b"vol0" {
                     let gateways = self.how.gateways.as_ref();
                     if gateways.is_some_and(|gateways| !gateways.has_others(request.path)) {
@@ -463,11 +478,15 @@ impl Server {
                     chunk.copy_in(0, &rsp[..request.parsed.data_len as usize]);
                     return 0;
                 }
-                if returns && self.how.displaced {
+                if flags.returns && self.how.displaced {
                     return errno::EBADE;
                 }
+                self.last_open = Some((access, flags));
                 if self.how.open_errno != 0 {
                     return self.how.open_errno;
+                }
+                if self.how.rw_errno != 0 && access == AccessMode::ReadWrite {
+                    return self.how.rw_errno;
                 }
                 if self.how.read_only && access != AccessMode::ReadOnly {
                     return 13;

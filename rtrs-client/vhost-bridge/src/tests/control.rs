@@ -14,6 +14,7 @@ use rtrs_core::time::Duration as Time;
 use vhost::VhostBackend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::vhost_user::{VhostUserBackendReqHandlerMut, VhostUserFrontend};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 
 use super::rig::{Disk, Rig, geometry};
 use crate::driver::{Guest, GuestRing, Request, kind};
@@ -148,6 +149,24 @@ fn a_ring_stays_enabled_when_it_restarts_or_its_kicks_change() {
     ring.renew_kick(guest.monitor());
     assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
     rig.stop();
+}
+
+#[test]
+fn the_mode_of_a_guest_that_arrives_is_unknown_until_its_driver_is() {
+    let shared = Arc::new(Shared::new("volume", 1).unwrap().with_arrival(true));
+    let (sender, mailbox) = mailbox().unwrap();
+    drop(mailbox);
+    let mut monitor = Monitor::new(&shared, &[sender], &TruncationAlarm::new().unwrap());
+    // QEMU resets the device before it loads the guest.
+    monitor.reset_device().unwrap();
+    let [flush, wce] = [VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_CONFIG_WCE].map(|bit| 1_u64 << bit);
+    for (features, is_writeback) in [(flush | wce, false), (flush, true), (flush | wce, false)] {
+        monitor.set_features(features).unwrap();
+        assert_eq!(shared.is_writeback(), is_writeback, "{features:#x}");
+    }
+    monitor.set_config(32, &[1], VhostUserConfigFlags::WRITABLE).unwrap();
+    monitor.set_features(flush | wce).unwrap();
+    assert!(shared.is_writeback());
 }
 
 /// The shards have ended, as they do when the session has failed.

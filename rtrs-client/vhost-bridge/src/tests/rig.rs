@@ -45,6 +45,10 @@ pub(super) struct Disk {
     pub(super) is_plain: AtomicBool,
     /// Whether cancels are ignored.
     pub(super) keeps: AtomicBool,
+    /// Whether another session may still write.
+    pub(super) is_shared: AtomicBool,
+    /// Number of times that the device was claimed.
+    pub(super) claims: AtomicU32,
     /// Number of IOs submitted.
     pub(super) submitted: AtomicU32,
     /// Number of cancel calls.
@@ -151,6 +155,11 @@ impl BlockDevice for Device {
             }
             is_kept
         });
+    }
+
+    fn claim(&mut self) -> bool {
+        self.disk.claims.fetch_add(1, Ordering::SeqCst);
+        !self.disk.is_shared.load(Ordering::SeqCst)
     }
 
     fn inflight(&self) -> usize {
@@ -282,6 +291,17 @@ impl Rig {
     /// Makes the device hold IO, or releases it.
     pub(super) fn hold(&self, holds: bool) {
         self.disk.holds.store(holds, Ordering::SeqCst);
+        self.look();
+    }
+
+    /// Waits until a ring has claimed the device.
+    pub(super) fn wait_for_claim(&self) {
+        wait_for(&self.disk.claims, 1);
+    }
+
+    /// Lets the device be exclusive.
+    pub(super) fn promote(&self) {
+        self.disk.is_shared.store(false, Ordering::SeqCst);
         self.look();
     }
 

@@ -7,9 +7,15 @@ use rtrs_core::block::Geometry;
 use rtrs_core::prng::Prng;
 
 use super::*;
-use crate::driver::{GUEST_AT, Guest, GuestRing, MEMORY_LEN, Piece, RawDescriptor};
+use crate::dirty_log::DirtyLog;
+use crate::driver::migration::GuestLog;
+use crate::driver::{
+    GUEST_AT, Guest, GuestRing, MEMORY_LEN, PAGE, Piece, RawDescriptor, Request, kind,
+};
 use crate::inflight::{Area, AreaSize};
-use crate::memory::{FilePart, GuestRegion};
+use crate::ios::{Answer, Unanswered};
+use crate::memory::{FilePart, GuestRegion, MappedRegions};
+use crate::request::Status;
 
 const SIZE: u16 = 8;
 
@@ -31,6 +37,7 @@ fn setup(guest: &Guest, driver: &GuestRing) -> RingSetup {
         memory: memory(guest),
         alarm: TruncationAlarm::new().unwrap(),
         record: None,
+        log: None,
     }
 }
 
@@ -90,7 +97,7 @@ fn a_chain_is_read_through_its_tables() {
     driver.offer(&guest, 4);
     let mut chain = Chain::default();
     assert_eq!(ring.take(&mut chain), Ok(Some(4)));
-    let lens = |pieces: &[rtrs_core::mem::MemSlice]| {
+    let lens = |pieces: &[MemSlice]| {
         pieces.iter().map(|piece| (piece.offset(), piece.len())).collect::<Vec<_>>()
     };
     assert_eq!(lens(&chain.readable), [(0x10_0000, 3), (0x20_0000, 5)]);
@@ -343,4 +350,62 @@ fn a_ring_of_any_bytes_is_read_or_refused() {
     }
     let kinds: BTreeSet<_> = faults.iter().map(|fault| fault.split('(').next().unwrap()).collect();
     assert!(answered > 100 && kinds.len() > 6, "{answered} {kinds:?}");
+}
+
+/// Ring whose driver's monitor logs writes.
+fn logged_ring() -> (Guest, GuestRing, Vring, GuestLog) {
+    let (guest, driver, mut ring) = ring(0);
+    let log = GuestLog::default();
+    let alarm = TruncationAlarm::new().unwrap();
+    let part = FilePart { file: log.file(), offset: 0, len: log.file().metadata().unwrap().len() };
+    let device = DirtyLog::map(part, &mut MappedRegions::default(), &alarm).unwrap();
+    let used = Some(driver.addresses()[2]);
+    ring.set_log(Some(RingLog { log: Arc::new(device), used }));
+    (guest, driver, ring, log)
+}
+
+#[test]
+fn the_log_has_all_that_an_answer_changes() {
+    let (guest, mut driver, mut ring, log) = logged_ring();
+    let used = driver.addresses()[2] - GUEST_AT;
+    assert_eq!(log.take(), BTreeSet::from([used / PAGE]), "a new log has the whole used ring");
+    let request = Request { kind: kind::READ, sector: 0, len: 3 * 4096 };
+    driver.start(&guest, 1, request);
+    let mut chain = Chain::default();
+    let head = ring.take(&mut chain).unwrap().unwrap();
+    assert_eq!(log.take(), BTreeSet::from([used / PAGE]), "the wish for no kicks");
+    let status = chain.writable.pop().unwrap();
+    let unanswered = Unanswered { head, status, memory: ring.memory(), reported: 0 };
+    let answer = Answer { status: Status::Ok, written: 3 * 4096, data: &chain.writable };
+    unanswered.answer(&mut ring, answer).unwrap();
+    let data = GuestRing::data_at(1) / PAGE;
+    // The status is in the page before the data.
+    let marked = BTreeSet::from([used / PAGE, data - 1, data, data + 1, data + 2]);
+    assert_eq!(log.take(), marked);
+    ring.ask_kicks().unwrap();
+    assert_eq!(log.take(), BTreeSet::from([used / PAGE]));
+    ring.set_log(None);
+    driver.start(&guest, 1, request);
+    let head = ring.take(&mut chain).unwrap().unwrap();
+    ring.answer(head, 0).unwrap();
+    assert_eq!(log.take(), BTreeSet::new(), "the migration is over");
+}
+
+/// A guest that has seen an answer may be stopped and copied at once.
+#[test]
+fn the_log_has_data_and_status_before_the_ring_has_the_answer() {
+    let (guest, mut driver, mut ring, log) = logged_ring();
+    driver.start(&guest, 1, Request { kind: kind::READ, sector: 0, len: 4096 });
+    let mut chain = Chain::default();
+    let head = ring.take(&mut chain).unwrap().unwrap();
+    let status = chain.writable.pop().unwrap();
+    let unanswered = Unanswered { head, status, memory: ring.memory(), reported: 0 };
+    log.take();
+    // Without the used ring, the index cannot move.
+    assert_eq!(ring.set_memory(Arc::default()), Err(Fault::Ring));
+    let answer = Answer { status: Status::Ok, written: 4096, data: &chain.writable };
+    assert_eq!(unanswered.answer(&mut ring, answer), Err(Fault::Ring));
+    let data = GuestRing::data_at(1) / PAGE;
+    assert_eq!(log.take(), BTreeSet::from([data - 1, data]));
+    assert_eq!(driver.answer(&guest), None);
 }

@@ -257,7 +257,7 @@ impl Control {
             ControlRequest::Close { device } => {
                 let client = Opener::of(session.id, path.shared().origin.peer, &self.registry);
                 self.log.closed(&client, &session, &self.exports, Some(device));
-                self.opens.close(&session, device, reply_to, ctx.out)
+                self.opens.close(&session, device, reply_to, ctx)
             }
             // Served separately (`requests.rs`).
             ControlRequest::Discover { .. } => Some(ControlAnswer::Refused(errno::EINVAL)),

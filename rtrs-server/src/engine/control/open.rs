@@ -12,13 +12,13 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{Limits, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{AccessMode, Name, OpenRefusal, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenFlags, OpenRefusal, OpenRsp, OpenRspTail, errno};
 
 use super::close::Closings;
 use super::ended::{Ended, Known};
-use super::open_modes::OpenModes;
+use super::open_modes::{OpenModes, Opener};
 use super::removed::Removed;
-use super::writers::CurrentWriters;
+use super::writers::{CurrentWriters, NewWriter};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{Examined, OpenMode, Search};
@@ -169,7 +169,7 @@ impl Opens {
         mode: OpenMode,
         ctx: &mut Ctx<'_>,
     ) -> ControlAnswer {
-        let OpenMode { access, compares, returns, .. } = mode;
+        let OpenMode { access, compares, flags: OpenFlags { returns, waits }, .. } = mode;
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
@@ -182,29 +182,31 @@ impl Opens {
             return ControlAnswer::Refused(errno::EPERM);
         }
         // Gateways share no list of writers; the image's lock keeps old requests out.
-        let has_list = export.source.gateway().is_none();
-        if returns
-            && access.may_write()
-            && has_list
-            && self.writers.have_changed_since(session.id, &export)
-        {
+        let returns_to_list = returns && access.may_write() && export.source.gateway().is_none();
+        if returns_to_list && self.writers.have_changed_since(session.id, &export) {
             return ControlAnswer::Refused(errno::EBADE);
         }
         let geometry = export.geometry();
-        let result = self.access.open(index, geometry.read_only, session.id, access);
+        let waits = waits && access == AccessMode::Migration;
+        let opener = Opener { session: session.id, returns: returns_to_list, waits };
+        let migrated = self.access.migrates(index, session.id);
+        let result = self.access.open(index, geometry.read_only, opener, access);
         if let Err(errno) = result {
             return ControlAnswer::Refused(errno);
         }
         if compares {
             session.note_compares();
         }
-        let entry = DeviceEntry { export: index, writable: access.may_write() };
+        let writable = access.may_write() && !self.access.waits(index, session.id);
+        let entry = DeviceEntry { export: index, writable };
         let had = session.devices.find(index).is_some();
         let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
             self.give_back(index, session.id, ctx.out);
             return ControlAnswer::Refused(errno::ENOMEM);
         };
-        self.writers.opened(session.id, &export, access, returns);
+        let promoted = migrated && access == AccessMode::ReadWrite;
+        let writer = NewWriter { session: session.id, access, returns, promoted };
+        self.writers.opened(writer, &export, self.access.opens(index));
         let secret = self.params.eviction_key.secret(session.id);
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };
@@ -212,6 +214,9 @@ impl Opens {
         // opens over the session's paths get the same epoch.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
+        if promoted && let Some(ledger) = ledger {
+            self.inherit(ctx.now, session.id, &export, ledger);
+        }
         let mut opened = describe(&export, session.limits, device, self.params.instance, epoch);
         // A kernel client receives the same bytes as from a kernel server.
         opened.partial_writes &= compares;
@@ -224,6 +229,26 @@ impl Opens {
             ledger.resume(epoch, lost && !compared);
         }
         ControlAnswer::Opened(tail.encode(&opened))
+    }
+
+    /// Transfers writes that the old host of a virtual machine may have left unflushed to the
+    /// session of the new host.
+    fn inherit(&mut self, now: Instant, heir: SessionId, export: &Export, ledger: &FlushLedger) {
+        if !rtrs_core::mutated!(ArrivalForgotten) {
+            ledger.wrote(ledger.opened(), ledger.opened());
+            if self.ended.take(now, heir, export) == Some(true) {
+                ledger.resume(ledger.opened(), true);
+            }
+        }
+    }
+
+    /// Keeps the unflushed writes of a session that ends its use of an export for the session that
+    /// waits to be promoted there, if there is one.
+    fn bequeath(&mut self, now: Instant, export: ExportIndex, ledger: Option<&FlushLedger>) {
+        let heir = self.access.heir(export).zip(self.exports.get(export)).zip(ledger);
+        if let Some(((heir, export), ledger)) = heir {
+            self.ended.keep(now, heir, &Known::new(&export), ledger);
+        }
     }
 
     /// Identity of the disk or file that a session has open under this name.
@@ -268,12 +293,13 @@ impl Opens {
         session: &SessionShared,
         device: DeviceId,
         reply_to: ReplyTo,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         // Closing a device that is not open succeeds, as in the kernel.
         self.removed.closed(session.id, device);
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
-        self.closings.begin(session.id, entry.export, Some(reply_to), self.params.cores, out);
+        self.bequeath(ctx.now, entry.export, session.devices.ledger(device));
+        self.closings.begin(session.id, entry.export, Some(reply_to), self.params.cores, ctx.out);
         None
     }
 
@@ -340,6 +366,7 @@ impl Opens {
             let export = self.exports.get(entry.export);
             if let (Some(export), Some(ledger)) = (export, session.devices.ledger(device)) {
                 self.ended.keep(now, session.id, &Known::new(&export), ledger);
+                self.bequeath(now, entry.export, Some(ledger));
             }
             if !rtrs_core::mutated!(ExportKept) {
                 self.give_back(entry.export, session.id, out);

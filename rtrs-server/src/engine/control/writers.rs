@@ -15,8 +15,8 @@
 //! exclusive writing by a session that is new to this process. After a restart, a session that
 //! returns does not indicate that others were displaced, because both sides of a migration return.
 //!
-//! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
-//! the one opened longest ago is dropped first.
+//! Writers of a migration are on the list together, until one of them is granted exclusive access.
+//! At most [`EXPORTS_MAX`] exports are remembered; the one opened longest ago is dropped first.
 
 use std::collections::VecDeque;
 
@@ -28,7 +28,8 @@ use crate::export::Export;
 
 const EXPORTS_MAX: usize = 4096;
 
-/// Maximum number of sessions of an export; more than any migration has.
+/// Maximum number of sessions of an export; more than any migration has. Migrations that were
+/// cancelled leave sessions behind.
 const SESSIONS_MAX: usize = 16;
 
 /// Sessions that have had an export open since a different session wrote to it.
@@ -36,7 +37,21 @@ const SESSIONS_MAX: usize = 16;
 struct Entry {
     name: String,
     id: Option<ExportId>,
-    sessions: VecDeque<SessionId>,
+    /// First the session that has opened the export for exclusive writing, then those that have
+    /// joined it.
+    sessions: Vec<SessionId>,
+}
+
+/// Session that has opened an export.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewWriter {
+    pub(super) session: SessionId,
+    pub(super) access: AccessMode,
+    /// Whether the session had the export open before, according to its client.
+    pub(super) returns: bool,
+    /// Whether the open replaces one for a migration by exclusive access: the migration is over,
+    /// and the session on the old host must not continue.
+    pub(super) promoted: bool,
 }
 
 /// Last writers of all exports in this process; the most recently opened export is last.
@@ -53,14 +68,14 @@ impl CurrentWriters {
         }
     }
 
-    /// Records a successful open, by a session that `returns` or by a new one.
+    /// Records a successful open. `opens` are all sessions that have the export open.
     pub(super) fn opened(
         &mut self,
-        session: SessionId,
+        writer: NewWriter,
         export: &Export,
-        access: AccessMode,
-        returns: bool,
+        opens: &[(SessionId, AccessMode)],
     ) {
+        let NewWriter { session, access, returns, promoted } = writer;
         if !access.may_write() {
             return;
         }
@@ -68,17 +83,22 @@ impl CurrentWriters {
         let known = known.and_then(|at| self.0.remove(at));
         let was_writer = known.as_ref().is_some_and(|entry| entry.sessions.contains(&session))
             || export.writers.contain(session);
-        let joins = access == AccessMode::Migration || returns || was_writer;
+        let joins = access == AccessMode::Migration || (returns || was_writer) && !promoted;
         export.writers.opened(session, joins);
         let mut sessions = match known {
             Some(entry) if joins => entry.sessions,
             None if joins => return,
-            _ => VecDeque::new(),
+            _ => Vec::new(),
         };
-        sessions.retain(|one| *one != session);
-        sessions.push_back(session);
+        if !sessions.contains(&session) {
+            sessions.push(session);
+        }
         if sessions.len() > SESSIONS_MAX {
-            sessions.pop_front();
+            let writes = |who| opens.iter().any(|(one, how)| *one == who && how.may_write());
+            let is_old = |who: &SessionId| *who != session && !writes(*who);
+            if let Some(at) = sessions.iter().skip(1).position(is_old) {
+                sessions.remove(1 + at);
+            }
         }
         if self.0.len() >= EXPORTS_MAX {
             self.0.pop_front();
@@ -113,18 +133,37 @@ mod tests {
         SessionId([n; 16])
     }
 
+    fn writer(session: SessionId, access: AccessMode, returns: bool) -> NewWriter {
+        NewWriter { session, access, returns, promoted: false }
+    }
+
     #[test]
     fn a_writer_is_displaced_by_another_writer_but_not_by_readers_or_a_migration() {
         let (mut writers, vol) = (CurrentWriters::default(), export("vol", None));
         assert!(!writers.have_changed_since(session(1), &vol), "nothing is known");
-        writers.opened(session(1), &vol, AccessMode::ReadWrite, false);
-        writers.opened(session(2), &vol, AccessMode::ReadOnly, false);
-        writers.opened(session(3), &vol, AccessMode::Migration, false);
+        writers.opened(writer(session(1), AccessMode::ReadWrite, false), &vol, &[]);
+        writers.opened(writer(session(2), AccessMode::ReadOnly, false), &vol, &[]);
+        writers.opened(writer(session(3), AccessMode::Migration, false), &vol, &[]);
         let changed = |writers: &CurrentWriters, n| writers.have_changed_since(session(n), &vol);
         assert!(!changed(&writers, 1) && !changed(&writers, 3));
-        writers.opened(session(2), &vol, AccessMode::ReadWrite, false);
+        writers.opened(writer(session(2), AccessMode::ReadWrite, false), &vol, &[]);
         assert!(changed(&writers, 1) && !changed(&writers, 2) && changed(&writers, 3));
         assert!(!writers.have_changed_since(session(1), &export("other", None)));
+    }
+
+    /// The old host of a migration must not continue once the new host has the export alone, in
+    /// this process and in the next.
+    #[test]
+    fn a_promotion_displaces_the_old_host() {
+        let (mut writers, vol) = (CurrentWriters::default(), export("vol", None));
+        writers.opened(writer(session(1), AccessMode::ReadWrite, false), &vol, &[]);
+        writers.opened(writer(session(2), AccessMode::Migration, false), &vol, &[]);
+        let alone = writer(session(2), AccessMode::ReadWrite, true);
+        writers.opened(NewWriter { promoted: true, ..alone }, &vol, &[]);
+        for writers in [&writers, &CurrentWriters::default()] {
+            let changed = [1, 2].map(|n| writers.have_changed_since(session(n), &vol));
+            assert_eq!(changed, [true, false]);
+        }
     }
 
     /// Both sides of a migration return to the next process, which may know their sessions from the
@@ -146,10 +185,10 @@ mod tests {
                     }
                     for (n, access) in [first, second] {
                         assert!(!writers.have_changed_since(session(n), &vol), "{n}");
-                        writers.opened(session(n), &vol, access, returns);
+                        writers.opened(writer(session(n), access, returns), &vol, &[]);
                     }
                     assert!(!writers.have_changed_since(session(first.0), &vol));
-                    writers.opened(session(3), &vol, ReadWrite, false);
+                    writers.opened(writer(session(3), ReadWrite, false), &vol, &[]);
                     let changed = [1, 2].map(|n| writers.have_changed_since(session(n), &vol));
                     assert_eq!(changed, [true; 2], "{first:?} {second:?}");
                 }
@@ -157,10 +196,29 @@ mod tests {
         }
     }
 
+    /// The source of a migration must not be refused because its migrations were cancelled often.
+    #[test]
+    fn cancelled_migrations_do_not_displace_writers() {
+        use AccessMode::{Migration, ReadWrite};
+        let (mut writers, vol) = (CurrentWriters::default(), export("vol", None));
+        writers.opened(writer(session(0), ReadWrite, false), &vol, &[]);
+        let opens = [(session(0), ReadWrite), (session(1), Migration)];
+        for n in 1..100 {
+            writers.opened(writer(session(n), Migration, false), &vol, &opens);
+            writers.opened(writer(session(0), ReadWrite, true), &vol, &opens);
+        }
+        let changed = [0, 1, 2, 98, 99].map(|n| writers.have_changed_since(session(n), &vol));
+        assert_eq!(changed, [false, false, true, false, false]);
+        let saved = [0, 50, 99].map(|n| vol.writers.contain(session(n)));
+        assert_eq!(saved, [true, true, true]);
+        assert!(!vol.writers.contain(session(1)), "the list on disk is bounded too");
+    }
+
     #[test]
     fn an_export_is_known_by_its_id_if_it_has_one() {
         let mut writers = CurrentWriters::default();
-        writers.opened(session(1), &export("vol", Some("a")), AccessMode::ReadWrite, false);
+        let one = writer(session(1), AccessMode::ReadWrite, false);
+        writers.opened(one, &export("vol", Some("a")), &[]);
         assert!(writers.have_changed_since(session(2), &export("renamed", Some("a"))));
         assert!(!writers.have_changed_since(session(2), &export("vol", Some("b"))));
     }
@@ -169,11 +227,13 @@ mod tests {
     fn the_number_of_entries_is_bounded() {
         let mut writers = CurrentWriters::default();
         for n in 0..=EXPORTS_MAX {
-            writers.opened(session(1), &export(&n.to_string(), None), AccessMode::ReadWrite, false);
+            let one = writer(session(1), AccessMode::ReadWrite, false);
+            writers.opened(one, &export(&n.to_string(), None), &[]);
         }
         assert_eq!(writers.0.len(), EXPORTS_MAX);
         for n in 0..=SESSIONS_MAX as u8 {
-            writers.opened(session(n), &export("1", None), AccessMode::Migration, false);
+            let one = writer(session(n), AccessMode::Migration, false);
+            writers.opened(one, &export("1", None), &[]);
         }
         assert_eq!(writers.0.back().map(|entry| entry.sessions.len()), Some(SESSIONS_MAX));
     }

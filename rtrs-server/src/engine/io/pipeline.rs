@@ -255,11 +255,9 @@ impl Step<'_> {
                 self.path.shared.session.agree_version(info.ver, RNBD_VERSION);
                 Wanted::SessInfo(SessInfoRsp::answer(info).encode())
             }
-            Ok(UserMessage::Open { access, returns, dev_name }) => match Name::new(dev_name) {
+            Ok(UserMessage::Open { access, flags, dev_name }) => match Name::new(dev_name) {
                 Ok(name) => {
-                    let mode = OpenMode::new(access, data_len);
-                    // A client that does not compare may put any value in this byte.
-                    let mode = OpenMode { returns: returns && mode.compares, ..mode };
+                    let mode = OpenMode::new(access, flags, data_len);
                     Wanted::Control(ControlRequest::Open { name: Box::new(name), mode })
                 }
                 Err(_) => Wanted::Answer(errno::EINVAL),

@@ -8,7 +8,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{
-    AccessMode, IoHeader, Name, Open, OpenRefusal, OpenRsp, OpenRspTail, Rw, errno,
+    AccessMode, IoHeader, Name, Open, OpenFlags, OpenRefusal, OpenRsp, OpenRspTail, Rw, errno,
 };
 
 use super::fixture::{Fixture, StandOptions};
@@ -233,7 +233,8 @@ fn a_session_ending_before_its_close_is_answered_releases_the_export() {
 
 /// Opens `vol` as a client that had it open before, with `room` bytes for the answer.
 fn open_again(fixture: &mut Fixture, peer: &mut Peer, access: AccessMode, room: usize) -> u16 {
-    let open = Open { access, returns: true, dev_name: Name::new(b"vol").unwrap() };
+    let flags = OpenFlags { returns: true, waits: false };
+    let open = Open { access, flags, dev_name: Name::new(b"vol").unwrap() };
     peer.send_open_raw(15, &open.encode(), room);
     peer.reply(fixture).errno
 }
@@ -269,11 +270,47 @@ fn a_client_that_returns_after_another_writer_is_refused() {
     fixture.assert_empty();
 }
 
+/// The session of a guest's new host, before the guest runs there.
+#[test]
+fn a_session_that_waits_cannot_write_until_it_is_alone() {
+    const WAITS: OpenFlags = OpenFlags { returns: false, waits: true };
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut old = Peer::open(&mut fixture, PeerOptions::default());
+    let mut new = Peer::up(&mut fixture, other_session(), "other");
+    let dev_name = Name::new(b"vol").unwrap();
+    let open = |fixture: &mut Fixture, peer: &mut Peer, access, flags| {
+        peer.send_open_raw(15, &Open { access, flags, dev_name }.encode(), OpenRspTail::LONG_LEN);
+        peer.reply(fixture).errno
+    };
+    assert_eq!(open(&mut fixture, &mut new, AccessMode::Migration, WAITS), 0);
+    new.send_write((1, 3), io(Rw::WRITE, 0, 512), &[2; 512]);
+    assert_eq!(new.reply(&mut fixture).errno, errno::EPERM);
+    let returns = OpenFlags { returns: true, waits: false };
+    assert_eq!(open(&mut fixture, &mut new, AccessMode::ReadWrite, returns), errno::EPERM);
+    // The session of the old host ends and returns meanwhile.
+    old.leave(&mut fixture);
+    let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
+    let mut old = Peer::up(&mut fixture, again, "sess");
+    assert_eq!(open(&mut fixture, &mut old, AccessMode::ReadWrite, returns), 0);
+    assert_eq!(open(&mut fixture, &mut new, AccessMode::ReadWrite, returns), errno::EPERM);
+    old.leave(&mut fixture);
+    assert_eq!(open(&mut fixture, &mut new, AccessMode::ReadWrite, returns), 0);
+    new.send_write((1, 4), io(Rw::WRITE, 0, 512), &[2; 512]);
+    assert_eq!(new.reply(&mut fixture).errno, 0);
+    let again = PeerOptions { recon_cnt: 3, ..PeerOptions::default() };
+    let mut old = Peer::up(&mut fixture, again, "sess");
+    assert_eq!(open(&mut fixture, &mut old, AccessMode::ReadWrite, returns), errno::EBADE);
+    new.leave(&mut fixture);
+    old.leave(&mut fixture);
+    fixture.assert_empty();
+}
+
 #[test]
 fn an_examined_open_may_return_after_its_path_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let reply_to = ReplyTo { path: PathKey(77), core: CoreIndex(0), permit: PermitId(3) };
-    let mode = OpenMode { examined: Examined::Yes, ..OpenMode::new(AccessMode::ReadOnly, 128) };
+    let mode = OpenMode::new(AccessMode::ReadOnly, OpenFlags::default(), 128);
+    let mode = OpenMode { examined: Examined::Yes, ..mode };
     let request = ControlRequest::Open { name: Box::new(Name::new(b"vol").unwrap()), mode };
     fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
     // No internal error occurs.

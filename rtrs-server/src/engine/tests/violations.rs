@@ -6,7 +6,9 @@ use std::panic::{self, AssertUnwindSafe};
 
 use rtrs_core::fabric::{SgeList, WrOp};
 use rtrs_core::ids::PermitId;
-use rtrs_core::wire::{AccessMode, IoHeader, Open, OpenRsp, Rw, SgDesc, WriteMsg, errno};
+use rtrs_core::wire::{
+    AccessMode, IoHeader, Open, OpenFlags, OpenRsp, Rw, SgDesc, WriteMsg, errno,
+};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io, read_message};
@@ -197,7 +199,8 @@ fn invalid_headers_are_answered() {
 fn invalid_opens_are_answered() {
     let mut pair = Pair::new(true);
     let name = rtrs_core::wire::Name::new(b"vol").unwrap();
-    let good = Open { access: AccessMode::ReadOnly, returns: false, dev_name: name }.encode();
+    let flags = OpenFlags::default();
+    let good = Open { access: AccessMode::ReadOnly, flags, dev_name: name }.encode();
     let desc = pair.bad.result_desc(OpenRsp::LEN);
     let message = read_message(Open::LEN, Some(desc), false);
     let mut mode = good;
