@@ -2,10 +2,10 @@
 # Runs a Ceph cluster of one monitor and one OSD in a directory, on 127.0.0.1, for tests and for
 # trying the backend `rbd:`: no authentication, one copy of everything, all data in memory.
 #
-#   scripts/ceph.sh start DIR [PORT]   make DIR, start the cluster; its configuration: DIR/ceph.conf
-#   scripts/ceph.sh stop DIR           stop it; its logs remain
-#   scripts/ceph.sh hold DIR [PORT]    start it, print `ready`; when the input ends, stop it and
-#                                      remove DIR
+#   scripts/ceph.sh start DIR [PORT]   create DIR, start the cluster; configuration: DIR/ceph.conf
+#   scripts/ceph.sh stop DIR           stop the cluster; the logs remain
+#   scripts/ceph.sh hold DIR [PORT]    start the cluster, print `ready`, and at the end of input
+#                                      stop the cluster and remove DIR
 #   scripts/ceph.sh install            install the Debian packages
 #
 # The monitor listens on PORT and PORT + 1 (default: 33300). Pool `rbd` exists, without an image;
@@ -90,7 +90,7 @@ start() { # [port]
         exit 3
     fi
     if [ -e "$dir" ]; then
-        say "$dir exists already; remove it, or name another directory"
+        say "$dir already exists; choose another directory"
         exit 1
     fi
     mkdir -p "$dir/mon" "$dir/osd" "$dir/log" "$dir/run"

@@ -13,7 +13,7 @@
 # kept there too (fuzz-artifacts/TARGET); to repeat one:
 # BUILD_FOLDER/x86_64-unknown-linux-gnu/release/TARGET FILE.
 #
-# Exit codes: 0 no input failed, 1 one did, or a target does not build; 2 wrong usage.
+# Exit codes: 0 no input failed, 1 an input failed or a target does not build, 2 wrong usage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the table of compatibility with Linux from the cells that lab scenarios report (`cell` in
-# tests/lab/lib.sh): a row for each feature, a column for each peer.
+# Generates the table of compatibility with Linux from the cells that lab scenarios report (`cell`
+# in tests/lab/lib.sh): a row for each feature, a column for each peer.
 #
-#   scripts/interop-table.sh [FILE...]           prints it
-#   scripts/interop-table.sh --write [FILE...]   writes it to docs/PROTOCOL.md
+#   scripts/interop-table.sh [FILE...]           print the table
+#   scripts/interop-table.sh --write [FILE...]   write the table to docs/PROTOCOL.md
 #
-# FILE is `cells` in the log folder of a run [default: that of the newest run that has one]. Later
+# FILE is `cells` in the log folder of a run [default: from the newest run that has the file]. Later
 # files override earlier ones. Exit codes: 0 good, 1 no cells or a failed cell, 2 wrong usage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1

@@ -122,7 +122,7 @@ lab_build() { # name...
                     .executable != null and .target.name == $name) | .executable' | tail -n 1)
             if [ -z "$file" ]; then
                 tail -n 30 "$LAB_SHARE/cargo.log" >&2
-                lab_say "FAILED: cargo does not build $test"
+                lab_say "FAILED: cargo cannot build $test"
                 return 1
             fi
             lab_copy "$file" "test-${test#*/}" || return 1
@@ -153,14 +153,14 @@ lab_sample() { # folder
     tar -C "$1" --no-recursion -cf "$LAB_SHARE/sample.tar" -T "$LAB_SHARE/sample" &&
         env -C "$1" xargs -a "$LAB_SHARE/sample" -d '\n' sha256sum >"$LAB_SHARE/sample.sha256" &&
         return 0
-    lab_say "FAILED: files of $1 cannot be copied to $LAB_SHARE"
+    lab_say "FAILED: cannot copy files of $1 to $LAB_SHARE"
     return 1
 }
 
 # Copies a program without debug information, which is nine tenths of it; function names remain.
 lab_copy() { # program name
     strip --strip-debug -o "$LAB_SHARE/bin/$2" "$1" && return 0
-    lab_say "FAILED: $1 cannot be copied to $LAB_SHARE/bin"
+    lab_say "FAILED: cannot copy $1 to $LAB_SHARE/bin"
     return 1
 }
 
@@ -379,7 +379,7 @@ lab_listen() { # number_of_guests
     done
     if [ -n "$current" ]; then
         printf 'FAIL %s: the guest %s\n' "$current" "$([ "$status" = timeout ] &&
-            echo "did not end it in time and was killed" || echo "died")"
+            echo "did not finish in time and was killed" || echo "died")"
         [ "$status" != timeout ] || echo "CLASS $current hang"
         lab_last_words "$current" "$status"
         lab_count "$current" failed "$goods" "$bads" $((SECONDS - started))

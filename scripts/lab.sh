@@ -3,11 +3,12 @@
 # run as users run them. docs/explanation/lab.md explains it.
 #
 #   scripts/lab.sh setup [NAME|GROUP|all]
-#                                      install and build what it needs, in seconds if repeated; with
-#                                      names, also the other kernels of these scenarios
+#                                      install and build the requirements, in seconds if
+#                                      repeated; with names, also the other kernels of these
+#                                      scenarios
 #   scripts/lab.sh list [-o json]      the scenarios
-#   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/20 to 20/20 are a
-#                                      twentieth each of those not in the group smoke; any N works
+#   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. K/N, for example
+#                                      1/20, is a share of the scenarios outside the group smoke
 #   scripts/lab.sh shell [COMMAND]     a root shell in a guest, or one command
 #
 # Environment: RTRS_LAB_LOCK is the lock that prevents two labs on one machine [default: in the

@@ -358,8 +358,8 @@ check "librtrs-dev has its files" contains librtrs-dev usr/include/rtrs.h \
     "usr/lib/$TRIPLET/pkgconfig/rtrs.pc" \
     usr/share/doc/librtrs-dev/copyright usr/share/doc/librtrs-dev/examples/copy.c
 check "librtrs0 names its soname" says 'librtrs 0 librtrs0 (>= 0.1.0)' control librtrs0 shlibs
-check "librtrs0 depends on what it uses" says 'librdmacm1 (>= ' control librtrs0 control
-check "librtrs-dev depends on its librtrs0" says 'librtrs0 (= 0.1.0-1)' control librtrs-dev control
+check "librtrs0 depends on the libraries in use" says 'librdmacm1 (>= ' control librtrs0 control
+check "librtrs-dev needs the same librtrs0" says 'librtrs0 (= 0.1.0-1)' control librtrs-dev control
 in_chroot
 [ $guest -eq 0 ] || in_guest
 say "$passed passed, $failed failed"

@@ -77,7 +77,7 @@ trap 'exit 143' TERM HUP
 
 step "1/8 programs"
 # shellcheck source=scripts/deps.sh
-. scripts/deps.sh || die "something is missing, see above"
+. scripts/deps.sh || die "a requirement is missing, see above"
 
 step "2/8 build (release; the first time takes some minutes)"
 cargo build --release --locked --bin rtrs-server --bin rtrs-client

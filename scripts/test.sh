@@ -10,7 +10,7 @@
 # The default uses small images and short times (RTRS_QUICK=1), 300 seeds of the simulator and the
 # most important mutants. It runs the group `smoke` of the lab in one boot: a kernel client, a
 # kernel server, a device whose link goes down. --quick leaves the lab out.
-# --ci, as used by .ci/run, runs the tests at full size, 3,000 seeds and 3,000 others, all mutants,
+# --ci, as used by .ci/run, runs the tests at full size, 1,000 seeds and 3,000 others, all mutants,
 # the lints (clippy, documentation, models of loom, the build of the fuzz targets: scripts/lints.sh)
 # during the tests, and a twentieth of the other scenarios; the other seeds and the twentieth change
 # with each commit. --full is like --ci with all scenarios.
@@ -24,7 +24,7 @@ quick=1 scenarios=smoke seeds=300 block= shares=60 mutants=quick lints=0
 # Number of commits, or the day of the year (in decimal despite its leading zeros).
 turn=$((10#$(git rev-list --count HEAD 2>/dev/null || date +%j)))
 long() {
-    quick=0 seeds=3000 block=$((3000 + turn % 9 * 3000))
+    quick=0 seeds=1000 block=$((3000 + turn % 9 * 3000))
     shares=400 mutants=all lints=1
     # Incremental builds pay off only where the tree is edited and built again.
     export CARGO_INCREMENTAL=0

@@ -66,7 +66,7 @@ pub fn dial(
             _ => error,
         })?;
         if count == 0 {
-            let text = "the server has closed the connection";
+            let text = "the server closed the connection";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text).into());
         }
         let (_, offered) = handshake.feed(&input[..count], &mut out)?;
@@ -118,7 +118,7 @@ pub fn flush(fd: OwnedFd, structured: bool, limit: Duration) -> io::Result<()> {
             match reply {
                 Reply::End { error: 0, .. } => return Ok(()),
                 Reply::End { error, .. } => {
-                    return Err(io::Error::other(format!("the server answers with error {error}")));
+                    return Err(io::Error::other(format!("the server returned error {error}")));
                 }
                 _ => {}
             }

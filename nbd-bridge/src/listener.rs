@@ -294,7 +294,7 @@ pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
         send_buffer::enlarge(fd, send_buffer::ROOM)
     };
     if let Err(error) = tuned {
-        tracing::debug!("socket of an NBD connection not tuned: {error}");
+        tracing::debug!("cannot tune the socket of an NBD connection: {error}");
     }
 }
 

@@ -258,7 +258,7 @@ impl Shared {
         let mut any = false;
         while let Some(tag) = self.queue.device_mut().take_given_up() {
             any = true;
-            if !self.is_at_device(tag, "the device gave up on an IO that it does not have") {
+            if !self.is_at_device(tag, "the device abandoned an unknown IO") {
                 continue;
             }
             let (index, _) = row_of(tag);
@@ -385,7 +385,7 @@ impl Shared {
         let mut any = self.take_given_up();
         while let Some(done) = self.queue.device_mut().reap() {
             any = true;
-            if !self.is_at_device(done.tag, "the device completed an IO that it does not have") {
+            if !self.is_at_device(done.tag, "the device completed an unknown IO") {
                 continue;
             }
             let (row, fragment) = row_of(done.tag);

@@ -60,8 +60,8 @@ def qperf(side, args):
 class Flow:
     """A load of flow.c. The two ends run on different CPUs, the same two for both protocols."""
 
-    def __init__(self, measures, meanwhile, key, length):
-        self.words, self.key, self.length = (measures, meanwhile), key, length
+    def __init__(self, measures, meanwhile, key, length, *more):
+        self.words, self.key, self.length, self.more = (measures, meanwhile), key, length, more
 
     def __call__(self, side, args):
         protocol, own, peer = side.flags
@@ -72,7 +72,7 @@ class Flow:
             ends = (peer, own) if is_server else (own, peer)
             process = Process(f"flow {word}", [
                 f"{args.scratch}/flow", protocol, word, *ends, args.flow_port, self.length,
-                args.runtime, cpu], env=env)
+                args.runtime, cpu, *self.more], env=env)
             if is_server:
                 wait_for("is ready", lambda: "ready" in process.output(), process)
             return process
@@ -104,6 +104,8 @@ TABLES = {"row": [
         FLOW_STREAM, ("flow-tcp", "flow-one"), RATE, 0.9),
     Row("library-two", "the same, two nodes",
         FLOW_STREAM, ("flow-tcp", "flow-two"), RATE, 0.7),
+    Row("library-two-buffers", "the same, SO_SNDBUF and SO_RCVBUF of 1 MB",
+        Flow("receive", "send", "per_second", 8192, 1000000), ("flow-tcp", "flow-two"), RATE),
     Row("library-round-trip", "64 B ping-pong of a program over the library, one node",
         Flow("ping", "pong", "mean_us", 64), ("flow-tcp", "flow-one"), MEAN, 1.7),
     Row("qperf", "qperf rds_lat over the library, tcp_lat", qperf, ("tcp_lat", "rds_lat"), MEAN),

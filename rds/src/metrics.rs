@@ -13,17 +13,17 @@ rtrs_base::metrics! {
     SOCKETS = Gauge "rds_sockets" ["node"]
         "Bound sockets.";
     MEMORY = Gauge "rds_memory_bytes" ["node", "direction"]
-        "Memory of messages that were received and not read, or sent and not acknowledged.";
+        "Memory used by messages that are received but not read, or sent but not acknowledged.";
     MEMORY_MAX = Gauge "rds_memory_max_bytes" ["node"]
-        "Limit of the memory of messages in each direction (memory-max).";
+        "Limit on the memory used by messages in each direction (memory-max).";
     CONNECTIONS = Gauge "rds_connections" ["node", "state"]
         "Connections to peers by state: down, connecting, up or error.";
     QUEUED = Gauge "rds_peer_queued_bytes" ["node", "peer"]
-        "Bytes that wait to be sent to the peer or to be acknowledged by it.";
+        "Bytes that are waiting to be sent to the peer or acknowledged by it.";
     STUCK = Gauge "rds_peer_stuck_seconds" ["node", "peer"]
         "Time for which the peer has acknowledged nothing while messages wait for it.";
     CONGESTED = Gauge "rds_congested_ports" ["node", "owner"]
-        "Congested ports of the node itself or of a peer: messages to them wait.";
+        "Congested ports of the node itself or of a peer; messages to congested ports wait.";
     CONGESTED_SECONDS = Gauge "rds_congested_seconds" ["node", "owner"]
         "Longest time for which one of the congested ports has been congested.";
 }

@@ -85,7 +85,7 @@ rtrs_base::settings! {
         /// A node listens at ADDRESS.sock there. librds_preload.so and the commands of rds look for
         /// nodes in /run/rds, or in RDS_DIR. The directory is created if it does not exist.
         socket_dir: Option<PathBuf> = "$RDS_DIR, or /run/rds",
-        /// Permissions of these sockets, in octal
+        /// Permissions of the sockets in socket-dir, in octal
         ///
         /// Anyone with write permission to the socket can use the node. 600 is the user of the node
         /// and root, 666 is everyone.
@@ -99,7 +99,7 @@ rtrs_base::settings! {
         ///
         /// See listen-port.
         peer_port: Int<u16, 1, 65535> = "16385",
-        /// Unacknowledged payload from which a socket may send no more
+        /// Unacknowledged payload at which a socket must stop sending
         ///
         /// 128 to buffer-max. Also the longest message that a socket sends, if it is less than
         /// 1 MiB. A socket can ask for another size (SO_SNDBUF, which is doubled, as for kernel
@@ -114,49 +114,51 @@ rtrs_base::settings! {
         ///
         /// At least sndbuf and rcvbuf, at most 1G.
         buffer_max: ByteSize = "64M",
-        /// Limit of unread bytes of one socket, regardless of congestion
+        /// Limit on unread bytes of one socket, regardless of congestion
         ///
         /// From 1048704, a message of 1 MiB and its cost, to peer-memory. Messages beyond the limit
         /// are dropped and counted (recv_drop_no_memory). Peers that obey congestion do not reach
         /// this.
         port_memory: ByteSize = "64M",
-        /// Limit of unread bytes from one peer
+        /// Limit on unread bytes from one peer
         ///
         /// From port-memory to memory-max. Messages beyond the limit are dropped and counted.
         peer_memory: ByteSize = "128M",
-        /// Bytes of messages in a node, in each direction
+        /// Limit on the bytes of messages in a node, in each direction
         ///
         /// At least peer-memory. Counts received messages until they are read, and sent messages
         /// until they are acknowledged. Messages that peers send beyond the limit are dropped and
-        /// counted. Local senders wait. The sockets of one user ID can use three quarters of what
-        /// those of others leave.
+        /// counted. Local senders wait. The sockets of one user ID can use three quarters of the
+        /// memory that the sockets of other users leave free.
         memory_max: ByteSize = "256M",
-        /// Sockets of a node at a time
+        /// Maximum number of sockets of a node
         sockets_max: Int<u32, 1, 65535> = "4096",
-        /// Peers of a node at a time
+        /// Maximum number of peers of a node
         ///
-        /// A new peer replaces the oldest of those that have never sent anything valid, or are away
-        /// with nothing queued. If there is none, sending to further peers fails with ENOMEM.
+        /// A new peer replaces the oldest peer that has never sent a valid message, or that is
+        /// disconnected with nothing queued. Without such a peer, sending to further peers fails
+        /// with ENOMEM.
         peers_max: Int<u32, 1, 65535> = "1024",
         /// Connections to each peer
         ///
-        /// The messages of a socket use one of them, so a broken connection delays only some
-        /// sockets. The smaller number of the two nodes applies. Peers of other kinds, and kernels,
-        /// get one connection.
+        /// Each socket sends over one of the connections, so a broken connection delays only some
+        /// sockets. The smaller number of the two nodes applies. Other peers, such as kernels, get
+        /// one connection.
         paths: Int<u32, 1, 8> = "1",
         /// Longest wait before the second attempt to connect to a peer
         ///
-        /// The first attempt is immediate. Waits are random, and their bound doubles with each
-        /// attempt, up to reconnect-max. `rds node set` changes both while a node runs.
+        /// The first attempt is immediate. Waits are random, and their upper limit doubles with
+        /// each attempt, up to reconnect-max. `rds node set` changes both settings while a node
+        /// runs.
         reconnect_min: Time<MILLISECOND, { 10 * MINUTE }> = "1ms",
         /// Longest wait between two attempts to connect to a peer
         reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "1s",
-        /// Unacknowledged messages from which a node asks for acknowledgments at each write
+        /// Unacknowledged messages at which a node checks for acknowledgments after each write
         ///
-        /// Below this and max-unacked-bytes, and while no program waits, a node asks its system
-        /// every 10 to 100 ms what a peer has acknowledged. Can change while a node runs.
+        /// Below this limit and max-unacked-bytes, and while no program waits, a node checks every
+        /// 10 to 100 ms which data a peer has acknowledged. Can change while a node runs.
         max_unacked_packets: Int<u32, 1, 1000000> = "8",
-        /// Unacknowledged bytes from which a node asks for acknowledgments at each write
+        /// Unacknowledged bytes at which a node checks for acknowledgments after each write
         ///
         /// See max-unacked-packets. Can change while a node runs.
         max_unacked_bytes: ByteSize = "64k",
@@ -169,15 +171,15 @@ rtrs_base::settings! {
         ///
         /// See tcp-sndbuf; the limit is net.core.rmem_max.
         tcp_rcvbuf: ByteSize = "0",
-        /// Time limit of an attempt to connect
+        /// Time limit for an attempt to connect
         connect_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "10s",
         /// Time that a peer may leave data unacknowledged before its connection ends
         ///
-        /// A peer that is silent on an idle connection is noticed after 30 s, as by the kernel.
+        /// On an idle connection, a silent peer is detected after 30 s, as in the kernel.
         dead_after: Time<SECOND, { 60 * MINUTE }> = "30s",
         /// Answer pings of other nodes
         ///
-        /// Probes, by which kernels ask for the number of connections, are always answered.
+        /// Probes, with which kernels query the number of connections, are always answered.
         ping: Switch = "on",
         /// Longest time that a busy node polls before it sleeps
         ///
@@ -186,8 +188,8 @@ rtrs_base::settings! {
         poll: Time<0, { 10 * MILLISECOND }> = "200us",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
-        /// With port 0 the system chooses one, which the log shows. Anyone who can connect can read
-        /// the metrics, so use an address on a trusted network.
+        /// With port 0, the system chooses a port, which is written to the log. Anyone who can
+        /// connect can read the metrics, so use an address on a trusted network.
         metrics: Option<MetricsAddress> = "",
         /// Log level: error, warn, info, debug, trace, or a filter by module
         ///
@@ -195,7 +197,8 @@ rtrs_base::settings! {
         log: LogFilter = "info",
         /// Format of the log
         ///
-        /// json is one object per line. journald is text with the priority in front of each line.
+        /// json is one object per line. journald is text with the priority at the start of each
+        /// line.
         log_format: LogFormat = "text",
     }
 }
@@ -311,7 +314,7 @@ impl Settings {
         ] {
             if bytes(size) < least {
                 return refuse(format!(
-                    "{name} {size} is out of range; use {least} or more, for a message of 1 MiB"
+                    "{name} {size} is out of range; use {least} or more, to hold a message of 1 MiB"
                 ));
             }
         }
@@ -414,7 +417,7 @@ mod tests {
                     peer-memory";
         assert_eq!(error, text);
         let error = with(&|s| s.memory_max = size("1M"));
-        let text = "memory-max 1M is out of range; use 1048704 or more, for a message of 1 MiB";
+        let text = "memory-max 1M is out of range; use 1048704 or more, to hold a message of 1 MiB";
         assert_eq!(error, text);
         let error = with(&|s| s.reconnect_min = "2s".parse().unwrap());
         let text = "reconnect-min 2s is more than reconnect-max 1s; lower reconnect-min or raise \

@@ -161,7 +161,7 @@ impl SessionState {
                 "check the addresses of its paths; if the volume was moved, detach it, and attach \
                  it again",
             ),
-            Self::Dead => Some("attach it again; if nothing needs it anymore, detach it"),
+            Self::Dead => Some("attach it again, or detach it if it is no longer needed"),
             Self::Unresponsive => Some(
                 "if its process is stopped, let it continue with kill -CONT; if it hangs, end it \
                  with kill -9, which loses the waiting IO, and attach again",
@@ -303,12 +303,12 @@ impl Status {
         };
         match self.state {
             _ if is_refused && !self.io_fails => Some(
-                "do not detach it, because the waiting IO would fail; once the cause above is \
-                 removed at the server, the session continues by itself",
+                "do not detach it, because the waiting IO would fail; the session resumes once the \
+                 cause above is fixed on the server",
             ),
             SessionState::IdentityMismatch if !self.io_fails => Some(
                 "check the addresses of its paths; if the volume was moved, give the new server \
-                 the IDs of the old one, because the waiting IO fails with a detach",
+                 the IDs of the old one; do not detach, because the waiting IO would fail",
             ),
             state => state.remedy(),
         }
@@ -317,8 +317,8 @@ impl Status {
     /// Reason why only a new session can serve IO again; None if this session may do so.
     pub(crate) fn needs_new_session(&self) -> Option<&'static str> {
         match self.state {
-            SessionState::Evicted => Some("the server evicted it"),
-            SessionState::Failed if self.io_fails => Some("it has failed; `status` says why"),
+            SessionState::Evicted => Some("the server evicted the session"),
+            SessionState::Failed if self.io_fails => Some("the session has failed; see `status`"),
             _ => None,
         }
     }

@@ -19,7 +19,7 @@ const DIFFERS: ExitStatus = ExitStatus {
 const NOT_COMPARED: ExitStatus = ExitStatus {
     code: 2,
     meaning: "the sessions were not compared with the file",
-    more: "Every failure counts here, even a file that cannot be read.",
+    more: "This includes every failure, even a file that cannot be read.",
     command: Some("diff"),
 };
 const UNEQUAL: ExitStatus =
@@ -27,13 +27,13 @@ const UNEQUAL: ExitStatus =
 const NO_COMPARISON: ExitStatus = ExitStatus {
     code: 2,
     meaning: "the contents were not compared",
-    more: "Every failure counts here, even a file or volume that cannot be opened.",
+    more: "This includes every failure, even a file or volume that cannot be opened.",
     command: Some("compare"),
 };
 const CHANGED: ExitStatus = ExitStatus {
     code: 3,
     meaning: "with --detailed-exitcode: sessions were changed, or with --dry-run would be",
-    more: "A failure takes precedence, whatever was changed before it.",
+    more: "If a session fails, the exit code is that of the failure, even after changes.",
     command: Some("apply"),
 };
 const NO_SERVICE: ExitStatus =

@@ -22,11 +22,11 @@ rtrs_core::metrics! {
     QUEUE_FULL = Counter "rtrs_client_queue_full_total" ["volume", "export"]
         "IOs that found the queue full.";
     SLOW = Gauge "rtrs_client_slow_requests" ["volume", "export"]
-        "Requests not answered within io-timeout over a path that works.";
+        "Requests not answered within io-timeout over a working path.";
     SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["volume", "export"]
-        "Requests not answered within io-timeout over a path that works, since attach.";
+        "Requests not answered within io-timeout over a working path, since attach.";
     CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["volume", "export"]
-        "Times that the server may have lost acknowledged writes that were not flushed.";
+        "Number of times that the server may have lost acknowledged writes that were not flushed.";
     NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["volume", "export"]
         "Open NBD connections.";
     NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["volume", "export"]

@@ -64,7 +64,7 @@ rtrs_core::settings! {
         ///
         /// auto is rw, or ro if the export is read-only. A server allows one session to open an
         /// export rw, any number to open it ro, and a second writer only with migration.
-        access: Option<Access> = "auto; for bench: what rw needs",
+        access: Option<Access> = "auto; for bench: as rw requires",
         /// How to select a request's path
         ///
         /// round-robin uses the paths in turn. min-inflight selects the path with the fewest
@@ -79,7 +79,7 @@ rtrs_core::settings! {
         ///
         /// Use the value that `attach --output json` and `status` print. A path that leads to
         /// another server or export stays down.
-        identity: Option<Identity> = "what the first path reports",
+        identity: Option<Identity> = "as reported by the first path",
         /// Bind each shard to a CPU
         ///
         /// auto: pin when there are at least 8 CPUs and one per shard.
@@ -111,13 +111,13 @@ rtrs_core::settings! {
         ///
         /// If there is no request for a second, the time between the heartbeats of each path
         /// doubles, from heartbeat up to this value, so a dead path may be noticed that much later.
-        /// The first request sends a heartbeat at once. It applies to rtrs-server, up to the value
-        /// that the server allows, and not to kernel servers. A value up to that of heartbeat turns
-        /// this off.
+        /// The first request sends a heartbeat at once. The setting applies only to rtrs-server, up
+        /// to the value that the server allows. A value not above heartbeat disables it.
         heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for connecting a path
         ///
-        /// It applies to the start of each connection. The InfoExchange step gets twice this time.
+        /// The limit applies to the start of each connection. The InfoExchange step gets twice this
+        /// time.
         connect_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "5s"
             was "connect-timeout-ms",
         /// Delay before the first reconnect of a path
@@ -128,13 +128,13 @@ rtrs_core::settings! {
         ///
         /// Reconnects continue until the session is detached. A link that comes up ends the delay.
         reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "3s" was "reconnect-max-ms",
-        /// Time for the answer to a request
+        /// Time limit for the answer to a request
         ///
-        /// After that the client closes a path that is dead and sends the request over another one.
+        /// After this time, the client closes a dead path and sends the request over another path.
         /// A path that still answers other requests or probes stays connected: the server's disk is
         /// slow. In that case bench waits, and attach follows slow-io.
         io_timeout: Time<{ 10 * MILLISECOND }, HOUR> = "30s" was "io-timeout-ms",
-        /// IO while no path is connected: queue, queue-for=TIME or fail
+        /// How to handle IO while no path is connected: queue, queue-for=TIME or fail
         ///
         /// queue: hold IO until a path returns. queue-for=TIME: hold it for at most TIME, then
         /// fail. fail: fail at once. TIME is 100ms to 24h and begins when the last path is lost;
@@ -189,8 +189,9 @@ rtrs_core::settings! {
         vhost_user: Option<PathBuf> = "",
         /// Number of queues that the virtual machine may use
         ///
-        /// The guest learns this number. Queue n belongs to shard n modulo shards. Without this
-        /// setting the guest learns the number of shards, and may use up to 64. Needs vhost-user.
+        /// The guest is offered this number of queues. Queue n belongs to shard n modulo shards. By
+        /// default the guest is offered one queue per shard, and may use up to 64. Needs
+        /// vhost-user.
         queues: Option<Int<u16, 1, 64>> = "shards; up to 64",
         /// Permissions of the unix socket, in octal, for example 660
         ///
@@ -215,10 +216,10 @@ rtrs_core::settings! {
         insecure_open: bool = "false",
         /// TLS for the NBD clients of listen
         ///
-        /// require refuses clients without TLS and without a certificate of the CA in nbd-tls-dir.
-        /// on lets clients choose, so anyone who can connect can read and write. With both, the
-        /// printed URI begins with nbds://. At most 128 clients at a time. Needs listen and
-        /// nbd-tls-dir.
+        /// require refuses clients without TLS, and clients without a certificate of the CA in
+        /// nbd-tls-dir. on lets clients choose, so anyone who can connect can read and write. With
+        /// both, the printed URI begins with nbds://. At most 128 clients at a time. Needs listen
+        /// and nbd-tls-dir.
         nbd_tls: NbdTls = "off",
         /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for nbd-tls
         ///
@@ -262,21 +263,22 @@ rtrs_core::settings! {
         /// Number of paths that must be connected for the attach, or all
         ///
         /// attach waits up to 10s, or the time of --retry-for if that is longer. If fewer paths are
-        /// connected then, it fails, names those that are missing, and leaves nothing behind. It
-        /// has no effect later.
+        /// connected then, it fails, names the missing paths, and leaves nothing behind. The
+        /// setting has no effect after the attach.
         require_paths: RequirePaths = "1",
         /// IO threads
         ///
         /// auto is one per allowed CPU. Each shard has its own io_uring and its own connection on
         /// each path. bench uses numjobs instead; quick-takeover always has one shard.
         shards: Shards = "auto",
-        /// IO slower than io-timeout over a working path
+        /// Handling of IO slower than io-timeout
         ///
-        /// `wait` waits for the answer. `fail` returns EIO after io-timeout. The request can still
-        /// take effect later. Until the server answers it, or its path is closed and fenced, it
-        /// keeps its buffer and its share of the queue depth, and overlapping requests wait for it,
-        /// at most io-timeout. The default with takeover is fail, because the pause of a takeover
-        /// is as long as device-timeout. With quick-takeover it is wait.
+        /// Applies to working paths. `wait` waits for the answer. `fail` returns EIO after
+        /// io-timeout. The request can still take effect later. Until the server answers it, or
+        /// its path is closed and fenced, it keeps its buffer and its share of the queue depth, and
+        /// overlapping requests wait for it, at most io-timeout. The default with takeover is fail,
+        /// because the pause of a takeover is as long as device-timeout. With quick-takeover it is
+        /// wait.
         slow_io: Option<SlowIo> = "wait; fail with takeover",
         /// NBD buffers per shard, 58M to 4G in steps of 4k
         ///
@@ -289,7 +291,7 @@ rtrs_core::settings! {
         /// With port 0, the system chooses a port, which is written to the log. Each session is a
         /// process and needs its own address; `rtrs-client exporter` serves the metrics of all
         /// sessions at one address. Anyone who can connect can read the metrics, so use an address
-        /// on a trusted network. `rtrs-client metrics` prints those of all sessions.
+        /// on a trusted network. `rtrs-client metrics` prints the metrics of all sessions.
         metrics: Option<MetricsAddress> = "",
     }
 }
@@ -334,10 +336,9 @@ rtrs_core::settings! {
         ///
         /// At least one request must fit.
         size: Option<ByteSize> = "all",
-        /// Number of memory pieces of a request
+        /// Number of memory pieces per request
         ///
-        /// A request with several is read into or written from memory like that of a guest, in
-        /// separate pieces.
+        /// With several pieces, the memory of a request is scattered, like that of a guest.
         pieces: Int<u8, 1, 128> = "1",
         /// Percentage of reads in randrw
         ///

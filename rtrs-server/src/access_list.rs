@@ -204,7 +204,7 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
     if is_net(who) {
         let hint = format!(
             "write {ANYONE}@{who}:{mode} for all clients at that address, with and without a name; \
-             a certificate whose only name is an address needs another name"
+             a certificate needs a name that is not an address"
         );
         return Some(("has an address and no name", hint));
     }
@@ -322,8 +322,8 @@ impl fmt::Display for Grant {
             _ if self.admits_nobody() => f.write_str("no client"),
             Self::Rules(list) => f.write_str(&rules(list)),
             Self::Unlisted(Unlisted::Everyone) => f.write_str("everyone"),
-            Self::Unlisted(_) => f.write_str("every client that proves who it is"),
-            Self::Holders(_) => f.write_str("sessions that have it open"),
+            Self::Unlisted(_) => f.write_str("every authenticated client"),
+            Self::Holders(_) => f.write_str("sessions that have the export open"),
         }
     }
 }

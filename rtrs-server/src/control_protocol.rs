@@ -317,10 +317,10 @@ impl Losses {
     pub(crate) fn refusal(&self) -> Option<String> {
         let texts = self.texts("would lose");
         let hint = match self.closed.is_empty() {
-            true => "let the lists admit these clients",
+            true => "add these clients to the access lists",
             false => {
-                "to keep these exports open, first `reload` a configuration in which they have \
-                 lists or the server has one (access)"
+                "to keep these exports accessible, first `reload` a configuration with access \
+                 lists for these exports or for the server (access)"
             }
         };
         (!texts.is_empty()).then(|| format!("{}; {hint}, or use --force", texts.join("; ")))

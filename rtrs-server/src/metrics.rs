@@ -7,7 +7,7 @@ rtrs_core::metrics! {
     IO_PART_SECONDS = Histogram "rtrs_server_io_part_seconds" ["export", "part"]
         "Parts of an IO's time on the server: backend, and everything else (server_queue).";
     DEVICE_ERRORS = Counter "rtrs_server_device_errors_total" ["export"]
-        "Times that the disk or file of an export failed a request.";
+        "Requests that failed at the disk or file of an export.";
     DEVICE_QUEUE_FULL = Counter "rtrs_server_device_queue_full_total" ["export"]
         "Requests that waited because the queue of the disk or file was full.";
     EXPORT_THROTTLED = Counter "rtrs_server_export_throttled_requests_total" ["export"]
@@ -17,7 +17,7 @@ rtrs_core::metrics! {
     FAILED_FLUSHES = Counter "rtrs_server_failed_flushes_total" ["export"]
         "Flushes and durable writes that the disk or file failed; each starts a new cache epoch.";
     EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]
-        "1 while the path of an export leads to something other than the exported file or device.";
+        "1 while the path of an export refers to anything other than the exported file or device.";
     EXPORT_FAILED = Gauge "rtrs_server_export_failed" ["export"]
         "1 while an export of the configuration cannot be opened; `export list` shows the reason.";
     SESSIONS = Gauge "rtrs_server_sessions" ["state"]
@@ -25,13 +25,13 @@ rtrs_core::metrics! {
     PATHS = Gauge "rtrs_server_paths" ["transport"]
         "Connected paths of all sessions.";
     MEMORY = Gauge "rtrs_server_memory_bytes" []
-        "Memory of the chunks of all sessions.";
+        "Memory used by the chunks of all sessions.";
     MEMORY_MAX = Gauge "rtrs_server_memory_max_bytes" []
-        "Limit of that memory (memory-max).";
+        "Limit on the memory of the chunks of all sessions (memory-max).";
     REFUSED = Counter "rtrs_server_refused_total" ["reason"]
         "Connections refused, and sessions without an open export that were ended.";
     CERTIFICATE_EXPIRY = Gauge "rtrs_server_certificate_expiry_timestamp_seconds" []
-        "Time at which the server's certificate expires, in seconds since 1970.";
+        "Expiry time of the server's certificate, in seconds since 1970.";
     LOST_PORTALS = Gauge "rtrs_server_lost_portals" []
         "Portals that the server does not listen on because their device was removed.";
     SESSION_OPEN = Gauge "rtrs_server_session_open" ["session", "export"]
@@ -43,9 +43,10 @@ rtrs_core::metrics! {
     SESSION_QUEUE_DEPTH = Gauge "rtrs_server_session_queue_depth" ["session"]
         "Queue depth of the session.";
     SESSION_MEMORY = Gauge "rtrs_server_session_memory_bytes" ["session"]
-        "Memory of the chunks of the session.";
+        "Memory used by the chunks of the session.";
     SESSION_BLOCKED = Gauge "rtrs_server_session_blocked" ["session"]
-        "Requests of the session that wait for an older write that a closed path left running.";
+        "Requests of the session that wait for an older write of a closed path, which is still \
+         running.";
     SESSION_REQUESTS = Counter "rtrs_server_session_requests_total" ["session", "op"]
         "Requests of the session that were answered.";
     SESSION_BYTES = Counter "rtrs_server_session_bytes_total" ["session", "op"]
@@ -55,7 +56,7 @@ rtrs_core::metrics! {
     SESSION_BUSY = Counter "rtrs_server_session_busy_seconds_total" ["session"]
         "Time from arrival to answer, summed over all requests of the session.";
     SESSION_BACKEND = Counter "rtrs_server_session_backend_seconds_total" ["session"]
-        "Part of that time that was spent at the disk or file.";
+        "Time spent at the disk or file, summed over all requests of the session.";
     SESSION_REPLAYS = Counter "rtrs_server_session_replays_total" ["session"]
         "Requests that the client resent over another path while the server still had them.";
 }

@@ -309,12 +309,12 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     }
     if spec.gateway && (!matches!(spec.target, Target::Rbd(_)) || spec.ro || spec.no_lock) {
         return refuse(
-            "gateway is for rbd: targets with a lock; leave out gateway, ro or no-lock".into(),
+            "gateway needs an rbd: target with a lock; leave out gateway, ro or no-lock".into(),
         );
     }
     match &spec.target {
         Target::Rbd(image) if spec.gateway && image.snapshot.is_some() => {
-            return refuse("a snapshot has no lock that can move; leave gateway out".into());
+            return refuse("a snapshot has no lock to hand over; leave out gateway".into());
         }
         // A snapshot is read-only.
         Target::Rbd(image) => spec.ro |= image.snapshot.is_some(),
@@ -330,7 +330,7 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
 /// Hint for a missing file. Must not suggest creating one: an empty disk would replace lost data.
 const MISSING: &str = "check the path, and whether its file system is mounted";
 /// Problem with an empty file, which may be what remains of lost data.
-const EMPTY: &str = "is empty; if it held data, restore that, and if it is new, set its size";
+const EMPTY: &str = "is empty; restore its data, or set its size if it is new";
 
 /// Checks the target of an export.
 pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
@@ -383,8 +383,8 @@ pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), 
         return Ok(());
     }
     Err(usage(format!(
-        "export {:?} has an access list, but {} is below search-path, where the list of the server \
-         applies; move it out of {}, or give the server that list",
+        "export {:?} has an access list, but {} is below search-path, where only the server's list \
+         applies; move the target out of {}, or use this list for the server",
         spec.name(),
         path.display(),
         prefix.display()
@@ -521,7 +521,7 @@ fn check_immediate_bits(queue_depth: u16, chunk_bytes: u32) -> Result<(), Error>
         format!(", or a chunk-size of at most {}", ByteSize::new(u64::from(chunk_max)))
     };
     Err(usage(format!(
-        "queue-depth {queue_depth} with chunk-size {} needs {bits} bits and the wire has \
+        "queue-depth {queue_depth} with chunk-size {} needs {bits} bits, but the protocol has \
          {IMM_PAYLOAD_BITS}; use a queue-depth of at most {depth_max}{smaller}",
         ByteSize::new(u64::from(chunk_bytes))
     )))

@@ -58,7 +58,10 @@ impl SaveLock {
         locked
             .inspect_err(|error| {
                 let path = self.0.display();
-                tracing::warn!("reload without the lock {path} of commands with --save: {error}");
+                tracing::warn!(
+                    "reloading without the lock {path}, which excludes commands with --save: \
+                     {error}"
+                );
             })
             .ok()
     }
@@ -92,7 +95,7 @@ fn not_locked(path: &Path, error: io::Error) -> Error {
     let text = match error.kind() {
         io::ErrorKind::WouldBlock => format!(
             "nothing changed: another process holds the lock {path}, such as a command with --save \
-             or a reload; `fuser -v {path}` shows it"
+             or a reload; find the process with `fuser -v {path}`"
         ),
         _ => format!("nothing changed: cannot lock {path}"),
     };

@@ -49,19 +49,19 @@ rtrs_core::settings! {
         /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even if
         /// the file system does not support locks, and without locking the image); gateway (share
         /// the image with gateways on other servers); conf=PATH (Ceph configuration file);
-        /// user=USER (Ceph user); connect-timeout=TIME (time in which the cluster or NBD server
-        /// must answer when a connection is made, default 15s); migration=allow|deny (deny: a
-        /// second client may not write); delay=TIME (delay each request, for example 10ms);
-        /// error-rate=FRACTION (fail this fraction of requests, for example 0.001); iops=N,
-        /// iops-read=N, iops-write=N (limit on requests per second); bandwidth=SIZE,
-        /// bandwidth-read=SIZE, bandwidth-write=SIZE (limit on bytes per second, for example 10M);
-        /// burst=TIME (for how long an unused export saves up allowance at these limits); id=ID
-        /// (identify the export to clients by this text); access=WHO:ro|rw (who may open it, as in
-        /// the access setting; repeatable). Escape a comma or an equals sign in a name or path with
-        /// a backslash: \, and \=. In a configuration file, an export can also be a map with the
-        /// keys name, target, ro, direct, block-size, no-lock, gateway, conf, user,
-        /// connect-timeout, migration, delay, error-rate, iops, iops-read, iops-write, bandwidth,
-        /// bandwidth-read, bandwidth-write, burst, id and access; nothing is escaped there.
+        /// user=USER (Ceph user); connect-timeout=TIME (time limit for connecting to the cluster or
+        /// NBD server, default 15s); migration=allow|deny (deny: a second client may not write);
+        /// delay=TIME (delay each request, for example 10ms); error-rate=FRACTION (fail this
+        /// fraction of requests, for example 0.001); iops=N, iops-read=N, iops-write=N (limit on
+        /// requests per second); bandwidth=SIZE, bandwidth-read=SIZE, bandwidth-write=SIZE (limit
+        /// on bytes per second, for example 10M); burst=TIME (how much unused allowance an idle
+        /// export accumulates, as time at these limits); id=ID (identify the export to clients by
+        /// this text); access=WHO:ro|rw (clients that may open it, as in the access setting;
+        /// repeatable). Escape a comma or an equals sign in a name or path with a backslash: \, and
+        /// \=. In a configuration file, an export can also be a map with the keys name, target, ro,
+        /// direct, block-size, no-lock, gateway, conf, user, connect-timeout, migration, delay,
+        /// error-rate, iops, iops-read, iops-write, bandwidth, bandwidth-read, bandwidth-write,
+        /// burst, id and access; nothing is escaped there.
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
         ///
@@ -88,13 +88,13 @@ rtrs_core::settings! {
         search_path: SearchSpec = "off",
         /// Admit only these clients: WHO:ro or WHO:rw; repeatable
         ///
-        /// WHO is the name of a client that proves who it is, kernel or kernel@NETWORK (clients
-        /// without a name, such as those of kernels), or anyone or anyone@NETWORK (with and without
-        /// a name). NETWORK is an address or a network such as 10.0.0.0/24. A list allows what any
-        /// of its rules allows. An export with an access list of its own follows only that. If
-        /// there is any access list, anything not listed is denied; with tls-dir or key-file and no
-        /// list, clients with a name may do everything, and others nothing. `reload` rereads the
-        /// lists.
+        /// WHO is the name of an authenticated client, kernel or kernel@NETWORK (clients without a
+        /// name, such as kernel clients), or anyone or anyone@NETWORK (clients with and without a
+        /// name). NETWORK is an address or a network such as 10.0.0.0/24. A list allows what any of
+        /// its rules allows. If an export has its own access list, only that list applies to it. If
+        /// there is any access list, everything that is not listed is denied. With tls-dir or
+        /// key-file and no list, authenticated clients have full access, and other clients have
+        /// none. `reload` rereads the lists.
         access: Vec<AccessRule> = "",
         /// Do not warn that everyone who reaches the server can use all exports
         ///
@@ -108,7 +108,7 @@ rtrs_core::settings! {
         /// or RoCE device (soft RoCE works). tls:// is TCP with TLS 1.3 and needs tls-dir, or
         /// key-file and clients-file; a client without TLS is refused there. auto is
         /// tcp://[::]:1234, plus rdma://[::]:1234 if the host has an RDMA device. With tls-dir or
-        /// key-file, auto is tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled. A TCP
+        /// key-file, auto is tls://[::]:1234 alone. If IPv6 is disabled, auto uses 0.0.0.0. A TCP
         /// socket that systemd passes is used for the entry with its address; auto uses all of
         /// them.
         listen: Vec<Auto<Portal>> = "auto",
@@ -120,8 +120,8 @@ rtrs_core::settings! {
         tls_dir: Option<PathBuf> = "",
         /// File with the private key of this server, for tls:// and rdma://
         ///
-        /// `rtrs-server key generate` creates one. It must be readable only by its owner. Needs
-        /// clients-file. `reload` and SIGHUP reread both files. Not with tls-dir.
+        /// `rtrs-server key generate` creates the file. The file must be readable only by its
+        /// owner. Needs clients-file. `reload` and SIGHUP reread both files. Not with tls-dir.
         key_file: Option<PathBuf> = "",
         /// File with the public keys of the clients, for tls:// and rdma://
         ///
@@ -199,14 +199,15 @@ rtrs_core::settings! {
         /// Sessions that have opened no export make room for new ones. The memory of sessions is
         /// limited by memory-max.
         sessions_max: Int<u32, 1, 65536> = "128",
-        /// Memory that chunks may use before new sessions get fewer
+        /// Memory for chunks; if it runs short, new sessions get a smaller queue depth
         ///
         /// auto is a quarter of the host's memory, but at least the chunks of two paths. A path
         /// needs queue-depth times (chunk-size + 4k) bytes. Over TCP a chunk counts from the first
         /// write to it; over RDMA all chunks of a path count, because they are pinned. A new
-        /// session whose chunks do not fit gets a smaller queue depth. A client that cannot use a
-        /// smaller one, such as the kernel's, is refused with ENOMEM. A session gets more paths as
-        /// long as all of its chunks fit, and always regains those that it had.
+        /// session whose chunks do not fit gets a smaller queue depth. A client that does not
+        /// support a smaller queue depth, such as the kernel's, is refused with ENOMEM. A session
+        /// can add paths as long as all of its chunks fit, and can always reconnect its former
+        /// paths.
         memory_max: Auto<ByteSize> = "auto",
         /// Time for running requests to finish after SIGTERM
         ///
@@ -238,9 +239,9 @@ rtrs_core::settings! {
         rping: bool = "false",
         /// Name of this server for `session` and `drain`, or auto
         ///
-        /// auto is the first address it listens on, for example 127.0.0.1:1234, or only the port if
-        /// it listens on all addresses. Two servers that share a run directory need different
-        /// names.
+        /// auto is the first address that the server listens on, for example 127.0.0.1:1234, or
+        /// only the port if the server listens on all addresses. Two servers that share a run
+        /// directory need different names.
         name: Auto<Id> = "auto",
         /// Identify this server to clients by this text, 1 to 255 bytes, or auto
         ///
@@ -279,15 +280,15 @@ rtrs_core::settings! {
         ///
         /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.
         log: LogFilter = "info",
-        /// Record who connects, opens an export or is refused, in this file or in journald
+        /// Record connections, opens and refusals of clients in this file or in journald
         ///
-        /// One JSON object per line, with time, identity, address, export, mode and result. Without
-        /// this setting, nothing is recorded.
+        /// Each line is a JSON object with time, identity, address, export, mode and result.
+        /// Without this setting, nothing is recorded.
         audit_log: Option<AuditLog> = "",
-        /// Size of an audit log at which a new file begins
+        /// Size at which the audit log is rotated
         ///
-        /// As many lines as fit within this size are kept in FILE.1. One client cannot push out the
-        /// lines of another.
+        /// As many lines as fit within this size are kept in FILE.1. A client cannot displace the
+        /// lines of other clients.
         audit_log_max: ByteSize = "64M",
         /// Format of the log
         ///

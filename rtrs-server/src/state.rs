@@ -68,8 +68,8 @@ const TAKEN_MAX: Duration = Duration::from_secs(5);
 /// Error: another server using the same directory holds the export's epoch.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "another server keeps the epoch of this target in {}; give each server a --state-dir of its \
-     own, or stop the other server", .0.display()
+    "another server already stores the epoch of this target in {}; use a separate --state-dir for \
+     each server, or stop the other server", .0.display()
 )]
 pub(crate) struct Taken(PathBuf);
 
@@ -142,8 +142,8 @@ impl StateDir {
         let cleared = files_as(self.owner.as_ref()).and_then(|_as| DiskFile::new(&path).clear());
         if let Err(error) = cleared {
             tracing::error!(
-                "cannot clear {}: {error}. A client that connects after a later start of this \
-                 server may not be notified of a sync that fails until then; check the disk",
+                "cannot clear {}: {error}; check the disk. If a sync fails and this server then \
+                 restarts, new clients may not be notified of the failure",
                 path.display()
             );
         }
@@ -207,8 +207,9 @@ impl StateDir {
     pub(crate) fn warn_of_slow_save(&self) {
         if let Some(files) = self.store.as_ref().filter(|files| files.writers.take_slow(SLOW)) {
             tracing::warn!(
-                "{} does not answer; if this server restarts before a write there succeeds, a \
-                 client that returns may write although another one has written meanwhile",
+                "{} does not respond; if this server restarts before a write to that directory \
+                 succeeds, a returning client may write even though another client has written in \
+                 the meantime",
                 files.dir.display()
             );
         }
@@ -402,7 +403,7 @@ impl Save for EpochSave {
         let (number, rises) = self.state.begin_save();
         let saved = match &mut *self.claim.file.lock() {
             Some(file) => file.save(number),
-            None => Err(io::Error::other("it was never opened")),
+            None => Err(io::Error::other("the file was never opened")),
         };
         let path = self.claim.path.display();
         match saved {
@@ -412,9 +413,9 @@ impl Save for EpochSave {
                 if !self.claim.logged.swap(true, Ordering::Relaxed) {
                     tracing::error!(
                         epoch = number,
-                        "cannot write or clear {path}: {error}; trying again until that succeeds. \
-                         If the server restarts before that, a client that connects then may not \
-                         be notified that a sync has failed; check the disk"
+                        "cannot write or clear {path}: {error}; trying again; check the disk. If \
+                         the server restarts before a write succeeds, new clients may not be \
+                         notified that a sync has failed"
                     );
                 }
                 return Some(self);

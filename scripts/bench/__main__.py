@@ -27,11 +27,12 @@ import scale
 import sparse
 import tables
 import tls
+import vhost
 from processes import BenchError, end_on_signals, say, stop_all
 
 COMPARISONS = {"peers": peers.COMPARISON, "paths": paths.COMPARISON, "tls": tls.COMPARISON,
-               "library": library.COMPARISON, "sparse": sparse.COMPARISON,
-               "cluster": cluster.COMPARISON, "rds": rds.COMPARISON,
+               "library": library.COMPARISON, "vhost": vhost.COMPARISON,
+               "sparse": sparse.COMPARISON, "cluster": cluster.COMPARISON, "rds": rds.COMPARISON,
                "scale": scale.COMPARISON, "builds": builds.COMPARISON}
 # Common options with a number: metavar and help.
 NUMBERS = {"runtime": ("SEC", "seconds of each load"),
@@ -53,7 +54,7 @@ def parse_args(argv):
         command.add_argument("--only", action="append", metavar="ROW",
                              help="only rows whose id contains ROW; repeatable")
         command.add_argument("--bin-dir", metavar="DIR", default=os.environ.get("RTRS_BIN_DIR"),
-                             help="directory of our programs (RTRS_BIN_DIR, else they are built)")
+                             help="directory with our programs (RTRS_BIN_DIR, or a new build)")
         command.add_argument("-o", "--output", choices=["md", "json"], default="md")
         command.add_argument("--list", action="store_true", help="print the row ids and exit")
         comparison.add_options(command)

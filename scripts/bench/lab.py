@@ -79,7 +79,7 @@ def bench(results, skipped):
           f"{figures.passes} passes (lowest-highest); *: of fewer passes.")
     print("\n".join(table(["", *(title for _, _, title, _, _ in COLUMNS)], lines)
                     + [f"skipped: {peer}: {reason}" for peer, reason in why.items()]
-                    + [f"short of what is asked for: {text}" for text in short]))
+                    + [f"below target: {text}" for text in short]))
     return {"ratios": ratios, "skipped": why, "figures": figures.lines}
 
 

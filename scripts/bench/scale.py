@@ -475,7 +475,7 @@ def check_options(args, parser):
 
 
 COMPARISON = Comparison(
-    "what many sessions cost with what few cost", {"row": ROWS}, run,
+    "the cost of many sessions with the cost of few", {"row": ROWS}, run,
     programs=("rtrs-server", "rtrs-client", "rtrs-crowd"),
     build=("--bin=rtrs-server", "--bin=rtrs-client", "--bin=rtrs-crowd"),
     tools={"fio": "fio"}, defaults={"runtime": 4, "rounds": 5}, add_options=add_options,

@@ -18,8 +18,8 @@ use clap::{Parser, ValueEnum};
 use parking_lot::Mutex;
 use rtrs_core::prng::Prng;
 use rtrs_tests::sim::{
-    Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_idle, run_machine, run_shares,
-    run_with,
+    Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_idle, run_machine, run_moving,
+    run_shares, run_with,
 };
 use serde::Serialize;
 
@@ -67,12 +67,15 @@ struct Args {
     /// Instead of load under faults: a virtual machine whose client dies and returns.
     #[arg(long, conflicts_with_all = ["plant", "shares", "held", "idle"])]
     machine: bool,
+    /// Instead of load under faults: a virtual machine that moves to another host.
+    #[arg(long, conflicts_with_all = ["plant", "shares", "held", "idle", "machine"])]
+    moving: bool,
     /// Disable safety rules of the engines, one at a time, and show that each is detected: a
     /// mutant's name, `all`, `machines` for those of virtual machines, `quick` for the most
     /// important ones, or `list`.
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "all")]
     #[arg(conflicts_with_all = ["minutes", "keep_going", "held", "idle", "plant", "shares"])]
-    #[arg(conflicts_with = "machine")]
+    #[arg(conflicts_with_all = ["machine", "moving"])]
     mutants: Option<String>,
     /// Plant a bug that a checker must detect.
     #[arg(long, hide = true, value_name = "NAME")]
@@ -121,6 +124,7 @@ fn replay(seed: u64, args: &Args) -> String {
     command += if args.held { " --held" } else { "" };
     command += if args.idle { " --idle" } else { "" };
     command += if args.machine { " --machine" } else { "" };
+    command += if args.moving { " --moving" } else { "" };
     command += if args.shares { " --shares" } else { "" };
     if let Some(plant) = args.plant {
         command += &format!(" --plant {}", plant.name());
@@ -146,6 +150,9 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     }
     if args.machine {
         return run_machine(seed, sink);
+    }
+    if args.moving {
+        return run_moving(seed, sink);
     }
     if args.shares {
         return run_shares(seed, args.plant.unwrap_or_default(), sink);
@@ -266,7 +273,7 @@ fn main() -> ExitCode {
         }
     };
     let log = args.seed.is_some() && !args.quiet && args.output == Format::Text;
-    let own = args.held || args.idle || args.machine || args.shares;
+    let own = args.held || args.idle || args.machine || args.moving || args.shares;
     if log && !own {
         println!("{:#?}", Options::draw(first));
     }

@@ -122,8 +122,9 @@ impl Pair {
     /// Returns how often a gateway has logged that the other has taken over.
     fn losses(&mut self, number: usize) -> usize {
         let words = [
-            "the cluster refuses this server, as another has taken over: its sessions",
-            "another server has taken over: its sessions",
+            "the cluster has blocklisted this server: another server has taken over; ending its \
+             sessions",
+            "another server has taken over; ending its sessions",
         ];
         let output = self.gateway(number).output();
         words.iter().map(|words| output.matches(words).count()).sum()

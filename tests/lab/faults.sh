@@ -114,7 +114,7 @@ faults_round() { # run name break mend
     since=$(date +%s%3N)
     assert_within 30 "$2: path 0 reconnects" are_connected vol 2
     BACK="${BACK:-}$(($(date +%s%3N) - since)) "
-    expect_num "$2: it was reconnected" "$(path_stat vol 0 reconnects)" -gt "$reconnects"
+    expect_num "$2: the path was reconnected" "$(path_stat vol 0 reconnects)" -gt "$reconnects"
     expect_eq "$2: path 1 stayed connected" "$(path_stat vol 1 reconnects)" 0
     sleep 1
 }

@@ -70,11 +70,18 @@ fn a_new_host_writes_only_after_the_old_one() {
         late += u64::from(outcome.stats.io_errors > 0);
     }
     assert!(late >= 40, "an old host returned with requests in only {late} of 200 variations");
-    choose(Some(Mutant::SecondWriter));
-    let hasty = (0..20).filter_map(|seed| run_moving(seed, None).failure);
-    let checkers: Vec<_> = hasty.map(|failure| failure.checker).collect();
-    choose(None);
-    assert!(checkers.contains(&"blocks"), "no early grant is noticed: {checkers:?}");
+    let planted = [
+        (Mutant::SecondWriter, "blocks"),
+        (Mutant::ClaimKept, "live"),
+        (Mutant::ArrivalForgotten, "durable"),
+    ];
+    for (mutant, checker) in planted {
+        choose(Some(mutant));
+        let caught = (0..60).filter_map(|seed| run_moving(seed, None).failure);
+        let checkers: Vec<_> = caught.map(|failure| failure.checker).collect();
+        choose(None);
+        assert!(checkers.contains(&checker), "{mutant} is not noticed: {checkers:?}");
+    }
 }
 
 /// For minutes, nothing happens but slow idle heartbeats, until an event. `scripts/test.sh` runs

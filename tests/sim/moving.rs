@@ -3,10 +3,13 @@
 //! The session of the new host attaches while that of the old host writes. The new host claims the
 //! device at any time. It must not get it while the server has the export open for the old host,
 //! which closes it, dies, or sleeps, with writes in flight. In some runs, the old host returns
-//! before the new host claims the device, and its writes take effect. In others it returns after
-//! the new host has written, and is refused. In some runs, the process of the new host dies and
-//! another one attaches. All variation follows from the seed.
+//! before the new host claims the device, or after it has withdrawn its claim, and its writes take
+//! effect. In others it returns after the new host has written, and is refused. In some runs, the
+//! process of the new host dies and another one attaches. In some, the server loses power before
+//! the new host has the device; the next flush there must report lost writes of the old host. All
+//! variation follows from the seed.
 
+use rtrs_core::block::IoOp;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
@@ -31,9 +34,11 @@ enum End {
 
 /// Runs the scenario. `stats.io_errors` counts the requests with which an old host returns.
 pub fn run_moving(seed: u64, sink: Option<Sink>) -> Outcome {
-    let options = settings(seed);
+    let mut options = settings(seed);
+    (options.faults.power_cut, options.disk.write_cache, options.extra.named) = (1, true, true);
     let log = Log::new(sink);
     let mut cluster = Cluster::new(&options, Plant::None, &log);
+    cluster.move_users();
     let mut stats = Stats::default();
     let prng = &mut Prng::new(seed ^ 0x6d6f_7665);
     let failure = drive(&mut cluster, &options, prng, &mut stats).err();
@@ -70,7 +75,7 @@ fn drive(
     stats: &mut Stats,
 ) -> Result<(), Failure> {
     let end = [End::Detach, End::Death, End::LateReturn, End::EarlyReturn][prng.index(4)];
-    let claims = end != End::EarlyReturn && prng.chance(Ratio::new(2, 3));
+    let claims = prng.chance(Ratio::new(2, 3));
     wait(cluster, ATTACH_MAX, "attaching did not end", Cluster::is_whole)?;
     write_all(cluster, options, prng);
     wait_live(cluster, "the first writes")?;
@@ -85,6 +90,12 @@ fn drive(
     }
     write_all(cluster, options, prng);
     pass(cluster, MS, claims, prng)?;
+    if end == End::EarlyReturn && claims {
+        cluster.release_target();
+        pass(cluster, 400 * MS, false, prng)?;
+        write_all(cluster, options, prng);
+        cluster.run_until(cluster.now() + 10 * MS, |_| false)?;
+    }
     match end {
         End::Detach => cluster.act(Act::LeaveClient)?,
         End::Death => cluster.act(Act::StopClient { power: false })?,
@@ -93,6 +104,9 @@ fn drive(
             cluster.put_to_sleep();
             let is_gone = |cluster: &Cluster| cluster.left_at_server().0 == 1;
             wait(cluster, GONE_MAX, "the session of a host that sleeps did not end", is_gone)?;
+            // The new host must not get the export in the meantime.
+            let sleeps = prng.duration(Duration::ZERO..=3000 * MS);
+            cluster.run_until(cluster.now() + sleeps, |_| false)?;
             stats.io_errors = cluster.wake_up() as u64;
             wait(cluster, RETURN_MAX, "IO of the old host did not end", |cluster| {
                 cluster.returned_inflight() == 0
@@ -104,10 +118,18 @@ fn drive(
             cluster.end_returned();
         }
     }
+    if prng.chance(Ratio::new(1, 3)) {
+        cluster.act(Act::StopServer { power: true })?;
+        cluster.act(Act::StartServer)?;
+    }
     let granted = "the new host was not granted exclusive access";
     wait(cluster, GONE_MAX, granted, Cluster::claim_target)?;
     cluster.adopt_target();
     wait_live(cluster, "the new host")?;
+    (0..2).for_each(|core| cluster.order(core, IoOp::Flush, 0, 0, false));
+    wait_live(cluster, "flushes of the new host")?;
+    cluster.read_back(prng.index(2));
+    wait_live(cluster, "reads of the new host")?;
     write_all(cluster, options, prng);
     wait_live(cluster, "writes of the new host")?;
     if end == End::LateReturn {

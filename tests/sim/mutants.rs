@@ -4,8 +4,8 @@
 //! mutant. An engine that panics because one of its own invariants is violated counts as caught
 //! too. Seeds that are known to catch a mutant are listed in `mutants.txt` and tried first, so that
 //! the gate takes seconds. If none of them catches it, more seeds are tried, alternating between
-//! load, held writes and idle sessions; for the rules of the virtual machine front end, runs with a
-//! machine.
+//! load, held writes, idle sessions and machines that move; for the rules of the virtual machine
+//! front end, runs with a machine.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,9 +14,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rtrs_core::mutant::{self, Mutant};
 use serde::Serialize;
 
-use super::{Failure, Options, Plant, run_held, run_idle, run_machine, run_with};
+use super::{Failure, Options, Plant, run_held, run_idle, run_machine, run_moving, run_with};
 
-/// Number of seeds after which a search also runs a held write; idle sessions run as often.
+/// Number of seeds after which a search also runs a held write; the other scenarios run as often.
 const OTHERS_EVERY: u64 = 4;
 
 /// Scenario of a run.
@@ -31,6 +31,8 @@ pub enum Scenario {
     Idle,
     /// Virtual machine whose client dies and returns.
     Machine,
+    /// Virtual machine that moves to another host.
+    Moving,
 }
 
 /// Run of the simulator.
@@ -96,6 +98,7 @@ fn known_scenes(mutant: Mutant) -> Vec<Scene> {
                 Some(("h", number)) => (Scenario::Held, number),
                 Some(("i", number)) => (Scenario::Idle, number),
                 Some(("v", number)) => (Scenario::Machine, number),
+                Some(("m", number)) => (Scenario::Moving, number),
                 _ => (Scenario::Load, word),
             };
             let seed = number.parse().unwrap_or_else(|_| panic!("mutants.txt: '{word}'"));
@@ -113,6 +116,7 @@ fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
         Scenario::Held => run_held(scene.seed, None).failure,
         Scenario::Idle => run_idle(scene.seed, None).failure,
         Scenario::Machine => run_machine(scene.seed, None).failure,
+        Scenario::Moving => run_moving(scene.seed, None).failure,
     }));
     mutant::choose(None);
     outcome.unwrap_or_else(|_| {
@@ -135,6 +139,7 @@ pub fn hunt(mutant: Mutant, seeds: Range<u64>, mut go_on: impl FnMut(Scene) -> b
         let other = match seed % OTHERS_EVERY {
             0 => Some(Scenario::Held),
             2 => Some(Scenario::Idle),
+            3 => Some(Scenario::Moving),
             _ => None,
         };
         [Some(scene(Scenario::Load)), other.map(scene)].into_iter().flatten()

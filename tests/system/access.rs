@@ -67,7 +67,7 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
     let doctor = ["doctor", &format!("tcp://127.0.1.1@{}", server.address())];
     let got = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
     assert!(got.stdout.contains("EACCES"), "{}", got.stdout);
-    assert!(got.stdout.contains("ask its operator for the rule NAME:rw"), "{}", got.stdout);
+    assert!(got.stdout.contains("ask its operator to add NAME:rw"), "{}", got.stdout);
     assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
 
     // From now on, the writer may only read. Other sessions are not affected.
@@ -256,7 +256,10 @@ fn a_withdrawn_export_serves_only_its_current_sessions() {
         fs::write(&config, format!("{all}export: [{{name: {rest}]\n")).expect("a file");
         let _ = server.command(&["reload"]).ok().says("kept vol0");
         let shown = server.command(&["export", "list"]).ok().stdout;
-        assert!(shown.contains("  access: only sessions that had it open when it left"), "{shown}");
+        assert!(
+            shown.contains("  access: only sessions that had the export open when it was removed"),
+            "{shown}"
+        );
         for mode in ["ro", "rw"] {
             let other = from("127.0.0.9", &server, "vol0").args(&["--access", mode]);
             let (_, refused) = other.try_start();
@@ -483,7 +486,7 @@ fn the_first_list_closes_other_exports_only_when_forced() {
         server.command(&[&set[..], &["--dry-run"]].concat()).ok().says("vol0 would be changed");
     let dry = dry
         .says("would be ended: 1 path of session vol0-of-127-0-0-7 (anonymous) from 127.0.0.7\n");
-    let _ = dry.says("1 session would be ended\nit would be refused without --force\n");
+    let _ = dry.says("1 session would be ended\nwithout --force, this change would be refused\n");
     let listed = server.command(&["export", "list", "-o", "json"]).ok().json();
     assert_eq!((&listed["open_to_everyone"], server.sessions().len()), (&true.into(), 1));
     let json = server.command(&[&set[..], &["--dry-run", "-o", "json"]].concat()).ok().json();
@@ -525,7 +528,7 @@ fn a_reload_that_closes_exports_must_be_forced() {
     let dry = server.command(&["reload", "--dry-run"]).ok();
     let dry = dry.says("would be changed: access to exports without their own list, from everyone");
     let dry = dry.says("would be closed: vol1").says("1 session would be ended");
-    let _ = dry.says("it would be refused without --force");
+    let _ = dry.says("without --force, this change would be refused");
     let refused = server.command(&["reload"]).code(1).says("nothing changed: ");
     let _ = refused.says("exports that no client may open: vol1").says("--force");
     assert_eq!(server.sessions().len(), 1);

@@ -145,7 +145,7 @@ fn a_drain_is_refused_after_a_loss_unless_forced() {
     file.set_len(8 << 20).expect("a shorter file");
     for _ in 0..2 {
         let refused = server.command(&["drain"]).code(1).says("not draining, still serving: ");
-        let _ = refused.says("it was shrunk").says("flush at a client").says("use --force");
+        let _ = refused.says("the target shrank").says("flush at a client").says("use --force");
     }
     let ended = server.command(&["drain", "--force", "--within", "10s"]).code(1);
     let _ = ended.says("the server has ended, but export \"vol0\" cannot be flushed");
@@ -320,8 +320,9 @@ fn an_export_is_taken_over_from_a_hanging_client() {
     // As if the client's machine had restarted without the server noticing.
     let words = ["--session-name", "sess"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
-    let done =
-        done.code(1).says("the server refused session \"sess\": EEXIST (another session there has");
+    let done = done
+        .code(1)
+        .says("the server refused session \"sess\": EEXIST (another session on the server has");
     assert!(!done.stderr.contains("protocol"), "{done:?}");
     let _ = server.wait_output("another session has the name \\\"sess\\\"");
     assert_eq!(server.list()["refused"]["session-name"], 1);

@@ -261,7 +261,7 @@ fn all_volumes_of_a_session_are_reattached_together() {
     // A session with a volume that the file does not list is not reattached.
     let fewer = [host.entry("vol0", &[0], "")];
     let refused = host.with(&fewer, &["apply", "--reattach"]).code(1);
-    let _ = refused.says("other volumes, which the file does not list with it");
+    let _ = refused.says("the file does not list the other volumes of its session with it");
     assert_eq!(host.get("vol1", "crc"), "off");
     host.end();
 }
@@ -359,8 +359,10 @@ fn a_session_without_service_is_reported_and_stays() {
     serves_no_io(&host, &file, "no-path");
     // `apply` changes the settings that it can change online; the session still serves no IO.
     let online = [host.entry("vol0", &[0], "  no-path: queue\n  reconnect-max: 100ms\n")];
-    let _ =
-        host.with(&online, &["apply"]).code(1).says("it was changed, and serves no IO: no-path");
+    let _ = host
+        .with(&online, &["apply"])
+        .code(1)
+        .says("the session was changed, but serves no IO: no-path");
     assert_eq!(host.get("vol0", "reconnect-max"), "100ms");
 
     // A restarted server's memory is a different export.
@@ -447,7 +449,7 @@ fn a_pruned_session_makes_room_for_others() {
     let differs = host.with(&after, &["diff", "--prune"]).code(1);
     assert_eq!(of(&differs, "action"), actions);
     let reasons = of(&differs, "reason");
-    assert_eq!(reasons[1].1, "takes the place of \"vol1\"");
+    assert_eq!(reasons[1].1, "replaces \"vol1\"");
     assert!(reasons[3].1.to_string().contains("is served to NBD clients"), "{reasons:?}");
     let refused = host.with(&after, &["apply", "--dry-run", "--prune"]).code(1);
     let _ = refused.says("vol1.sock is in use by another process");
@@ -457,7 +459,7 @@ fn a_pruned_session_makes_room_for_others() {
     });
     let shown = host.with(&after, &["apply", "--dry-run", "--prune"]).ok();
     assert_eq!(of(&shown, "action"), actions);
-    assert_eq!(of(&shown, "reason")[1].1, "takes the place of \"vol1\"");
+    assert_eq!(of(&shown, "reason")[1].1, "replaces \"vol1\"");
     let done = host.with(&after, &["apply", "--prune"]).ok();
     let results = pairs([
         ("new", "attached"),

@@ -151,8 +151,8 @@ fn a_check_names_the_limit_of_locked_memory_and_a_failed_attach_ends_at_once() {
         skip("the kernel does not charge rings to the limit of locked memory");
         return;
     }
-    let why = "cannot set up io_uring: io_uring needs locked memory, of which this user may have \
-               64 KiB: raise it";
+    let why = "cannot set up io_uring: io_uring needs locked memory, but the limit of this user is \
+               64 KiB: raise the limit";
     let words = ["--export", "v=mem:1M", "--listen", "tcp://127.0.0.1:0", "--check"];
     let shards = ["--shards", "4"];
     let _ = limited("rtrs-server", &[&words[..], &shards].concat()).code(1).says(why);

@@ -260,7 +260,7 @@ fn a_command_that_a_stopped_server_did_not_answer_is_not_executed() {
     gone.shutdown(std::net::Shutdown::Both).expect("an end");
     drop(gone);
     server.signal("CONT");
-    let _ = server.wait_output("its sender has given up");
+    let _ = server.wait_output("the requester has disconnected");
     let _ = server.command(&["export", "list"]).ok().says("vol0");
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -334,7 +334,7 @@ fn an_attach_succeeds_even_if_its_output_cannot_be_written() {
     let output = attach.arg("--socket").arg(socket).stdout(full).output().expect("a process");
     let reported = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{reported}");
-    assert!(reported.contains("vol0 is attached, but this cannot be printed"), "{reported}");
+    assert!(reported.contains("vol0 is attached, but the result cannot be printed"), "{reported}");
     let _ = client.command(&["status", "vol0"]).ok().says("open");
     let _ = client.command(&["detach", "vol0"]).ok();
     let _ = server.stop(STOP_TIME_MAX);
@@ -407,8 +407,8 @@ fn a_bench_overwrites_data_only_with_consent() {
     let is_unchanged = || std::fs::read(&file).expect("the image") == before;
     for rw in ["write", "randwrite", "randrw"] {
         let text = format!(
-            "bench --rw {rw} overwrites vol0 on {portal} (16.0 MiB): pass --yes if nothing there \
-             is needed"
+            "bench --rw {rw} overwrites vol0 on {portal} (16.0 MiB); pass --yes if that data is \
+             not needed"
         );
         let _ = bench(&["--rw", rw]).code(2).says(&text);
         let _ = bench(&["--rw", rw, "--size", "1M"]).code(2).says("(1.0 MiB)");
@@ -420,7 +420,7 @@ fn a_bench_overwrites_data_only_with_consent() {
     assert!(!is_unchanged(), "nothing was written");
     let _ = server.stop(STOP_TIME_MAX);
     // Without a server, the size is unknown.
-    let _ = bench(&["--rw", "write"]).code(2).says(&format!("overwrites vol0 on {portal}: pass"));
+    let _ = bench(&["--rw", "write"]).code(2).says(&format!("overwrites vol0 on {portal}; pass"));
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn a_file_goes_to_a_volume_and_back() {
     let volume = uri(&server, "vol0");
     let copied = client(&["copy", &a, &volume, "--verify", "-o", "json"]).ok();
     // The bytes after the last whole block that the file covers.
-    let said = format!("its last {} bytes have not changed", 16 * MIB + 512);
+    let said = format!("its last {} bytes are unchanged", 16 * MIB + 512);
     assert!(copied.stderr.contains(&said), "{copied:?}");
     let copied = copied.json();
     assert_eq!(copied["size"], 32 * MIB - 1000);

@@ -293,7 +293,7 @@ fn a_killed_session_is_listed_as_dead_and_can_be_reattached() {
     let _ = client
         .command(&["list"])
         .ok()
-        .says("attach it again; if nothing needs it anymore, detach it");
+        .says("attach it again, or detach it if it is no longer needed");
     let _ = client.command(&["detach", "vol0"]).ok().says("vol0 was dead");
     assert_eq!(client.command(&["list", "-o", "json"]).ok().json(), serde_json::json!([]));
     let _ = client.command(&["status", "vol0"]).code(1).says("not attached");

@@ -138,7 +138,7 @@ fn the_socket_of_the_service_manager_is_used_and_stays_open() {
     let file = std::fs::File::open("/dev/null").expect("a file");
     let manager_of_file = Activation::default().descriptor("file", file);
     let refused = exporter(&manager_of_file, &[]).wait(COMMAND_TIME_MAX);
-    let _ = refused.code(1).says("descriptor 3 (\"file\"), which LISTEN_FDS passes");
+    let _ = refused.code(1).says("descriptor 3 (\"file\") from LISTEN_FDS");
     // Without that socket, an address in use by another process is an error.
     let words = ["exporter", "--listen", &at];
     let _ = host.client.command(&words).code(1).says(&format!("cannot serve metrics at {at}"));

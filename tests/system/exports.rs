@@ -71,7 +71,7 @@ fn exports_are_added_and_removed_alongside_others() {
     let listed = server.command(&["export", "list"]).ok();
     let _ = listed.says("sess-vol1 (rw)");
     let busy = server.command(&["export", "remove", "vol1"]).code(1);
-    let _ = busy.says("export \"vol1\" is open by sess-vol1 (rw); detach it there, or use --force");
+    let _ = busy.says("export \"vol1\" is open by sess-vol1 (rw); detach it at the client, or use");
     let _ = server
         .command(&["export", "set", "vol1", "direct=off"])
         .code(1)
@@ -114,7 +114,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     let preview = server.command(&["export", "remove", "vol0", "--dry-run"]).ok();
     let ended = "ended: the export of session sess-vol0 from 127.0.0.1 (rw)\n";
     let preview = preview.says("vol0 would be removed\n").says(&format!("would be {ended}"));
-    let _ = preview.says("it would be refused without --force\n");
+    let _ = preview.says("without --force, this change would be refused\n");
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0), "a dry run changes nothing");
     let removed = server.command(&["export", "remove", "vol0", "--force"]).ok();
     let _ = removed.says("vol0 removed\n").says(ended);
@@ -284,15 +284,14 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     let client = attach(&server, "vol0", &[]);
     put(5);
     assert_eq!(state(), "replaced");
-    let _ =
-        server.command(&["export", "list"]).ok().says("replaced").says("what they write is lost");
+    let _ = server.command(&["export", "list"]).ok().says("replaced").says("its content is lost");
     let _ =
         server.command(&["metrics"]).ok().says("rtrs_server_export_replaced{export=\"vol0\"} 1");
     for words in [&["reload", "--dry-run", "-o", "json"][..], &["reload", "-o", "json"]] {
         let report = server.command(words).ok().json();
         assert_eq!(names(&report, "kept"), ["vol0"], "{words:?}: {report}");
         let why = report["kept"][0]["why"].as_str().expect("a reason");
-        assert!(why.contains("leads to another file") && why.contains("copy it"), "{why}");
+        assert!(why.contains("refers to another file") && why.contains("copy it"), "{why}");
     }
     let words = ["--session-name", "beside", "--access", "ro"];
     let beside = Client::attach("vol0").path(server.portal()).args(&words).start();
@@ -533,7 +532,7 @@ fn a_memory_export_keeps_its_data_when_its_size_changes() {
             let report = server.command(words).ok().json();
             assert_eq!(names(&report, "kept"), ["vol0"], "{words:?}: {report}");
             let why = report["kept"][0]["why"].as_str().expect("a reason");
-            assert!(why.contains("would lose its memory") && why.contains(hint), "{why}");
+            assert!(why.contains("would lose its content") && why.contains(hint), "{why}");
             assert_eq!(names(&report, "failed"), [] as [String; 0]);
         }
         assert_eq!(export(&server, "vol0")["backing"], "mem:1M");
@@ -686,12 +685,12 @@ fn a_target_that_never_answers_does_not_delay_the_start() {
     };
     let (shown, reason) = state("hangs");
     assert_eq!(shown, "failed");
-    let expected = ["its target does not answer yet", "takes longer than 10 s"];
+    let expected = ["its target does not respond yet", "takes longer than 10 s"];
     assert!(expected.iter().any(|why| reason.contains(why)), "{reason}");
     assert_eq!(state("vol1").0, "unused");
     attach(&server, "vol1", &[]).detach();
     proxy.open();
-    server.wait_output("failed export opened; it is served now");
+    server.wait_output("failed export opened; the server now serves the export");
     assert_eq!(state("hangs").0, "unused");
     attach(&server, "hangs", &[]).detach();
     let _ = server.stop(STOP_TIME_MAX);

@@ -189,7 +189,7 @@ fn a_late_path_is_abandoned_if_the_server_answers_on_another() {
     let what = "one of two paths 2 s late, once";
     late(&scene, what, is_abandoned, |round| scene.wait_reconnected(0, round));
     assert!(scene.failovers(0) > 0, "late requests moved to the other path");
-    assert!(scene.log().contains("while another path was answered"), "the log says why");
+    assert!(scene.log().contains("while another path received answers"), "the log says why");
     scene.check_undisturbed(1);
     scene.end();
 }

@@ -102,7 +102,7 @@ fn a_session_refuses_the_disk_of_another_server() {
     });
     let mut nbd = RawNbd::go(client.front(), "vol");
     assert!(nbd.read(4096, &mut [0; 4096]).is_err(), "the other disk answers");
-    refused(&client, 1, "it is server ");
+    refused(&client, 1, "it leads to server ");
     let status = client.status();
     let reason = status["reason"].as_str().expect("a reason");
     assert!(reason.starts_with(&disks.portals[1]), "{status}");
@@ -214,7 +214,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     std::fs::copy(disks.scratch.path("a"), disks.scratch.path("moved")).expect("a copy");
     let new = disks.server("two", "moved", 0);
     let (_refused, attached) = attach(&[&config]);
-    let _ = attached.code(1).says("cannot use this path: it is server ");
+    let _ = attached.code(1).says("cannot use this path: it leads to server ");
     let (client, attached) = attach(&[&config, "--accept-new-identity"]);
     let moved = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     assert_ne!(moved, identity);
@@ -222,7 +222,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     // The option applied only to the attach; from then on the session stays with its server.
     new.crash();
     let old = disks.server("one", "a", 0);
-    refused(&client, 0, "it is server ");
+    refused(&client, 0, "it leads to server ");
     assert_eq!(first_byte(client.front()), None);
     old.crash();
     let new = disks.server("two", "moved", 0);
@@ -230,6 +230,6 @@ fn a_moved_volume_is_accepted_only_on_request() {
     client.detach();
     // The accepted identity is not kept if the settings say otherwise.
     let (_refused, attached) = attach(&[&config]);
-    let _ = attached.code(1).says("cannot use this path: it is server ");
+    let _ = attached.code(1).says("cannot use this path: it leads to server ");
     let _ = new.stop(STOP_TIME_MAX);
 }

@@ -151,7 +151,7 @@ fn a_preview_finds_what_a_reload_finds() {
     // An empty file, as left by a full disk, does not silently remove its exports.
     std::fs::write(scratch.path("exports.d/vm.yaml"), "").expect("a file");
     for words in [&["reload", "--dry-run"][..], &["reload"]] {
-        let _ = server.command(words).ok().says("vm.yaml is empty: it defines no export");
+        let _ = server.command(words).ok().says("vm.yaml is empty and defines no export");
     }
     let _ = server.stop(STOP_TIME_MAX);
 }

@@ -154,7 +154,7 @@ fn files_that_are_not_read_and_names_in_two_files_are_reported() {
     let Host { scratch, server } = &host;
     sparse_file(&scratch.path("c.img"), MIB);
     fs::write(scratch.path("exports.d/c.yml"), "c=mem:1M\n").expect("a file");
-    let _ = server.command(&["reload"]).ok().says("c.yml is not read: ").says(".yaml");
+    let _ = server.command(&["reload"]).ok().says("c.yml is ignored: ").says(".yaml");
     fs::write(scratch.path("exports.d/z.yaml"), "[b=mem:1M, a=mem:1M]\n").expect("a file");
     let refused = server.command(&["reload"]).code(1).says("two exports have the name \"a\": ");
     let _ = refused.says("exports.d/a.yaml").says("exports.d/z.yaml");

@@ -1,5 +1,6 @@
 //! Test with a Linux guest in QEMU whose disk is a volume over vhost-user-blk: a file system under
-//! verified load while the daemon and the server are killed and the export grows, then a reboot.
+//! verified load while one of two links goes down, the daemon and the server are killed, and the
+//! export grows, then a reboot.
 //!
 //! The guest runs a kernel from this machine and an initramfs with programs from this machine and
 //! one script, which reports on the serial console in lines that begin with `@@`. QEMU emulates the
@@ -14,8 +15,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Finished, Proc, Scratch, Server, requires, run, skip, sparse_file,
-    wait_for,
+    COMMAND_TIME_MAX, Cable, Client, Finished, Proc, Scratch, Server, requires, run, skip,
+    sparse_file, wait_for,
 };
 
 /// Time limit for a boot, for a round of load, and for the check after the reboot.
@@ -236,26 +237,38 @@ struct Host {
     server: Option<Server>,
     client: Client,
     scratch: Scratch,
-    portal: String,
+    portals: Vec<String>,
+    /// Links between client and server; without them, both are on this machine.
+    cable: Option<Cable>,
 }
 
 impl Host {
-    fn new() -> Self {
+    fn new(cable: Option<Cable>) -> Self {
         let scratch = Scratch::new();
         sparse_file(&scratch.path("v.img"), 64 << 20);
-        let client = Client::attach("v").unattached();
-        let mut host = Self { server: None, client, scratch, portal: "tcp://127.0.0.1:0".into() };
+        let mut client = Client::attach("v");
+        let mut portals = vec!["tcp://127.0.0.1:0".to_owned()];
+        if let Some(cable) = &cable {
+            client = client.on(cable.hosts()[0]);
+            portals = [0, 1].map(|link| format!("tcp://{}:0", Cable::server_address(link))).into();
+        }
+        let client = client.unattached();
+        let mut host = Self { server: None, client, scratch, portals, cable };
         host.start_server();
         let _ = host.attach().ok();
         host
     }
 
-    /// Starts the server, at the address of the previous server if there was one.
+    /// Starts the server, at the addresses of the previous server if there was one.
     fn start_server(&mut self) {
         let (export, state) = (self.scratch.text("v.img"), self.scratch.text("state"));
-        let server = Server::builder().export(format!("v={export}")).listen(self.portal.clone());
+        let mut server = Server::builder().export(format!("v={export}"));
+        if let Some(cable) = &self.cable {
+            server = server.on(cable.hosts()[1]);
+        }
+        server = self.portals.iter().fold(server, |server, portal| server.listen(portal.clone()));
         let server = server.args(&["--state-dir", &state]).start();
-        self.portal = server.portal().to_owned();
+        self.portals = server.portals().to_vec();
         self.server = Some(server);
     }
 
@@ -265,8 +278,10 @@ impl Host {
 
     fn attach(&self) -> Finished {
         let socket = self.socket().display().to_string();
-        let words = ["attach", "v", "--path", &self.portal, "--vhost-user", &socket];
-        self.client.command(&[&words[..], &["--shards=2", "--retry-for=60s"]].concat())
+        let mut words = vec!["attach", "v", "--vhost-user", &socket, "--shards=2"];
+        words.push("--retry-for=60s");
+        self.portals.iter().for_each(|portal| words.extend(["--path", portal]));
+        self.client.command(&words)
     }
 
     /// Waits until IO of the guest is in flight.
@@ -289,6 +304,19 @@ impl Host {
         self.start_server();
     }
 
+    /// Takes one link down, or brings it up.
+    fn link(&self, is_up: bool) {
+        self.await_load();
+        let cable = self.cable.as_ref().expect("links");
+        if is_up {
+            cable.plug_one(0);
+            self.client.wait_paths(2);
+        } else {
+            cable.pull_one(0);
+            self.client.wait_paths(1);
+        }
+    }
+
     fn grow(&self) {
         let words = ["export", "resize", "v", "--size", "96M"];
         let _ = self.server.as_ref().expect("a server").command(&words).ok();
@@ -296,25 +324,27 @@ impl Host {
 }
 
 #[test]
-fn linux_survives_kills_of_both_daemons_a_resize_and_a_reboot() {
+fn linux_survives_a_link_down_kills_of_both_daemons_a_resize_and_a_reboot() {
     let Some(kernel) = Kernel::find() else {
         return skip("no kernel in /boot with its modules; scripts/lab.sh setup installs one");
     };
     if !requires(&[&PROGRAMS[..], &["qemu-system-x86_64", "ldd"]].concat()) {
         return;
     }
-    let mut host = Host::new();
+    let Some(cable) = Cable::lay_all(2) else { return };
+    let mut host = Host::new(Some(cable));
     let archive = host.scratch.path("initramfs");
     fs::write(&archive, initramfs(&kernel)).expect("the initramfs");
     let mut qemu = Proc::start(qemu_command(&kernel, &archive, &host.socket()));
     let sectors = |bytes: u64| (bytes / 512).to_string();
     assert_eq!(qemu.wait_lines("@@ disk ", 1, GUEST_TIME_MAX), [sectors(64 << 20)]);
     let mut rounds = 0;
-    for kill in 0..4 {
-        if kill == 2 {
-            host.kill_server();
-        } else {
-            host.kill_client();
+    for event in 0..6 {
+        match event {
+            0 => host.link(false),
+            1 => host.link(true),
+            4 => host.kill_server(),
+            _ => host.kill_client(),
         }
         rounds = qemu.wait_lines("@@ round ", rounds + 1, GUEST_TIME_MAX).len();
     }

@@ -364,7 +364,7 @@ fn an_attach_and_status_name_files_that_cannot_be_written() {
     let why = format!("cannot write {}: ", obstacle.with_extension("").display());
     let done = volume.client.command(&volume.words(&[])).ok();
     let done = done.says(&format!("warning: vol0: {why}"));
-    assert!(done.stderr.contains("does not know which export to expect"), "{done:?}");
+    assert!(done.stderr.contains("after a takeover, the export cannot be verified"), "{done:?}");
     let _ =
         volume.client.command(&["status", "vol0"]).ok().says(&format!("not saved        {why}"));
     let status = volume.client.status();

@@ -93,7 +93,7 @@ fn a_session_without_memory_is_refused_with_the_reason() {
     let _ = server.wait_output("memory-max 1M is less than the chunks of one path (4348k)");
     let (_client, done) = Client::attach("vol0").path(server.portal()).try_start();
     let _ = done.code(1).says("ENOMEM (the session's chunks do not fit memory-max at the server");
-    let _ = server.wait_output("memory-max (1.0 MiB) has 1.0 MiB left; raise memory-max");
+    let _ = server.wait_output("memory-max (1.0 MiB) has only 1.0 MiB left; raise memory-max");
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -173,7 +173,7 @@ fn plain_clients_are_refused_with_require() {
     let (reply, text) = raw.option_reply().expect("a reply");
     assert_eq!((reply, &text[..]), (REP_ERR_TLS_REQD, &b"this server requires TLS"[..]));
     drop(raw);
-    let line = place.says("does not use TLS, and nbd-tls is require");
+    let line = place.says("no TLS, but nbd-tls is require");
     assert!(line.contains("127.0.0.1:"), "{line}");
     let uri = place.client.uri();
     if requires(&["nbdinfo"]) {

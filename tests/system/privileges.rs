@@ -247,7 +247,7 @@ fn an_unusable_user_is_refused_at_the_start() {
         let _ = unknown.says("cannot run as user no-such-user: there is no user \"no-such-user\"");
         let unknown = start("daemon:no-such-group", more).code(1);
         let _ = unknown.says("there is no group \"no-such-group\"");
-        let _ = start("root", more).code(1).says("that is root; name another user");
+        let _ = start("root", more).code(1).says("that user is root; choose another user");
     }
     let _ = start("a b", &[]).code(2).says("is not a user; use NAME or NAME:GROUP");
     if !rtrs_tests::requires(&["setpriv"]) {
@@ -261,5 +261,7 @@ fn an_unusable_user_is_refused_at_the_start() {
     if finished.stderr.starts_with("setpriv: ") {
         return skip("another user cannot reach the program");
     }
-    let _ = finished.code(1).says("this is user 65534, and only root can become another user");
+    let _ = finished
+        .code(1)
+        .says("the server runs as user 65534, and only root can become another user");
 }

@@ -128,7 +128,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     let slash = ["export", "resize", "/vol0", "--size", "8M"];
     let _ = server.command(&slash).code(1).says("would be lost; it is open; use --force");
     assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
-    let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("had 16777216");
+    let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("from 16777216");
     await_size(&client, 8 * MIB);
     assert_eq!(fs::metadata(&path).expect("the file").len(), 8 * MIB);
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
@@ -153,7 +153,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     drop(raw);
     client.detach();
     let _ = server.command(&smaller).code(1).says("would be lost; use --force");
-    let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("vol0 has 8388608");
+    let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("to 8388608 bytes");
     let _ = server.stop(STOP_TIME_MAX);
 }
 
@@ -212,7 +212,7 @@ fn a_truncated_file_is_accepted_only_by_force() {
     let refused = server.command(&["export", "resize", "vol0"]).code(1);
     let refused =
         refused.says("its target was truncated to ").says(" and has 33554432 bytes again");
-    let _ = refused.says(" bytes, and it is open");
+    let _ = refused.says(" is lost, and it is open");
     let _ = server.command(&["export", "resize", "vol0", "--force"]).ok();
     assert_eq!(export(&server)["state"], "open");
     await_size(&client, 32 * MIB);
@@ -250,7 +250,7 @@ fn exports_in_memory_are_resized_by_command() {
     await_size(&client, 2 * MIB);
     assert_eq!(raw.read(1000 << 10, &mut bytes), Ok(()));
     assert_eq!(bytes, [0; 4096], "the truncated bytes read as zeroes");
-    let _ = server.command(&["export", "resize", "vol1", "--size", "3M"]).ok().says("vol1 has");
+    let _ = server.command(&["export", "resize", "vol1", "--size", "3M"]).ok().says("vol1 resized");
     for (words, why) in [
         (["vol0", "--size", "1001"], "not a multiple of its block size of 512"),
         (["vol0", "--size", "0"], "its size cannot be 0; use `export remove`"),

@@ -106,7 +106,9 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
 
     // Detached volumes leave nothing on the host, like all volumes after a host restart.
     let missing = |name: &str| {
-        format!("\"{name}\": it is in {} and is not attached", { host.scratch.text("saved.yaml") })
+        format!("\"{name}\": it is listed in {}, but not attached", {
+            host.scratch.text("saved.yaml")
+        })
     };
     let _ = host.client(&["detach", "b", "c"]).ok();
     kept(host.save(&[]), [&missing("b"), &missing("c")]);
@@ -228,7 +230,7 @@ fn swapped_servers_are_not_confused_after_a_restart() {
     let refused = |done: Finished| {
         let done = done.code(1);
         assert_eq!(
-            done.stdout.matches("cannot use this path: it is server ").count(),
+            done.stdout.matches("cannot use this path: it leads to server ").count(),
             2,
             "{done:?}"
         );
@@ -251,7 +253,7 @@ fn swapped_servers_are_not_confused_after_a_restart() {
     let _ = pair.attach("a", 0).ok();
     assert_eq!(host.first_byte("a"), bytes[1]);
     let refused = pair.attach("b", 1).code(1);
-    let _ = refused.says("cannot use this path: it is server ");
+    let _ = refused.says("cannot use this path: it leads to server ");
     let _ = host.detach(&["a"]).ok();
     let servers = swap(servers, &pair, [0, 1]);
     let _ = host.apply().ok();

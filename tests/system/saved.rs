@@ -211,7 +211,7 @@ fn a_change_that_could_not_be_saved_is_reported() {
         .code(1)
         .says("new added\n")
         .says("\"new\" is added, but the change is not saved in ")
-        .says("exports.d/new.yaml; put its entry of `rtrs-server export save` there");
+        .says("exports.d/new.yaml; add its entry from `rtrs-server export save` to that file");
     assert_eq!(host.files(), [] as [&str; 0], "no partial file");
     let _ = server.command(&["export", "list"]).ok().says("new ");
     let _ = server.command(&["export", "set", "new", "ro", "--save"]).ok();
@@ -241,7 +241,7 @@ fn the_next_start_is_not_open_to_more_clients() {
     for words in [&["remove", "a"][..], &["set", "a", "access=", "--force"]] {
         let words = [&["export"], words, &["--save"]].concat();
         let refused = server.command(&words).code(1).says("nothing changed");
-        let _ = refused.says("would be open to all clients after a restart");
+        let _ = refused.says("would be open to all clients; set `access`");
         assert_eq!((saved(&server), unlisted(&server)), (before.clone(), closed.clone()));
         assert_eq!(host.files(), ["a.yaml", "b.yaml"]);
     }
@@ -267,7 +267,7 @@ fn unapplied_changes_to_a_file_are_not_overwritten() {
     let edited = "name: a\ntarget: mem:1M\nblock-size: 4096\n";
     fs::write(&file, edited).expect("a file");
     // Memory cannot be reopened, so the export stays as it is.
-    let _ = server.command(&["reload"]).ok().says("would lose its memory");
+    let _ = server.command(&["reload"]).ok().says("would lose its content");
     for words in [&["set", "a", "ro"][..], &["remove", "a"]] {
         let words = [&["export"], words, &["--save"]].concat();
         let refused = server.command(&words).code(1).says("nothing changed");
@@ -305,7 +305,7 @@ fn a_command_that_saves_and_a_reload_wait_for_each_other() {
     // that.
     lock.lock().expect("the lock");
     let _ = server.command(&["reload"]).ok();
-    let _ = server.wait_output("reload without the lock");
+    let _ = server.wait_output("reloading without the lock");
     // The lock is held shared, as by a reload: a command waits for the lock, and then gives up.
     lock.unlock().expect("the lock");
     lock.lock_shared().expect("the lock");

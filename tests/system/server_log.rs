@@ -34,7 +34,11 @@ fn the_server_logs_its_exports_and_final_statistics() {
     client.detach();
     let ended = server.stop(STOP_TIME_MAX);
     let log = format!("{}{}", ended.stderr, ended.stdout);
-    assert_eq!(lines(&log, &["the server stops", "sessions=1", "errors=0"]).len(), 1, "{log}");
+    assert_eq!(
+        lines(&log, &["the server is stopping", "sessions=1", "errors=0"]).len(),
+        1,
+        "{log}"
+    );
 }
 
 #[test]

@@ -234,7 +234,7 @@ fn memory_that_is_taken_away_costs_one_connection() {
     other.check();
     assert_eq!(stand.client.pid(), pid, "the process lives");
     let log = fs::read_to_string(stand.client.run_dir().join("v.log")).expect("the log");
-    assert!(log.contains("memory of the guest was taken away"), "{log}");
+    assert!(log.contains("guest memory was truncated"), "{log}");
 }
 
 /// Boot sector that repeatedly copies the second sector to the third through the firmware, until

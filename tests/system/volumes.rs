@@ -176,7 +176,7 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
     let _ = host.detach("a").ok();
     write_own(&host, &["b", "d"], 20);
     let alone = host.attach(&server, &["a"], &[]).code(1);
-    let _ = alone.says("which still has its log; attach it there with --session");
+    let _ = alone.says("which began as a; add a to that session with --session");
     let _ = host.add("a", "host7").ok();
     write_own(&host, &["a", "b", "d"], 30);
     assert_eq!(host.0.pid(), pid);

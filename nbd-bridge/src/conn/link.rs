@@ -185,7 +185,7 @@ impl Link {
         if !self.kernel
             && let Err(error) = socket2::SockRef::from(&self.fd).shutdown(std::net::Shutdown::Both)
         {
-            tracing::debug!("socket of an NBD client not shut down: {error}");
+            tracing::debug!("cannot shut down the socket of an NBD client: {error}");
         }
         true
     }

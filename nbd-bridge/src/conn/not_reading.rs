@@ -37,8 +37,8 @@ impl Conn {
                 peer = %self.link.peer(),
                 replies,
                 left_out,
-                "NBD client does not read its replies: other clients get their memory, and the \
-                 data is reread later"
+                "NBD client does not read its replies: their buffers are freed for other clients, \
+                 and the data is read again later"
             );
         }
         true

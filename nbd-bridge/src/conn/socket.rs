@@ -120,7 +120,9 @@ impl Conn {
             return false;
         }
         if self.output.is_cut_short(&mut shared.requests) {
-            tracing::debug!("a read failed after part of its data was sent: closing");
+            tracing::debug!(
+                "a read failed after part of its data was sent: closing the connection"
+            );
             self.abort(port, shared);
             return true;
         }

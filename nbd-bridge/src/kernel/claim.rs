@@ -67,9 +67,9 @@ pub(super) fn check_free(places: &Places, index: u32, backend: &str) -> Result<(
     let who = match places.process(owner) {
         Some(name) => format!("process {owner} ({name})"),
         None if Claim::new(places, index).is_none() => {
-            format!("process {owner}, from which a running process has taken it over")
+            format!("process {owner} and taken over by a running process")
         }
-        None => format!("process {owner}, which no longer runs (free it with nbd-client -d)"),
+        None => format!("process {owner}, which has ended (free the device with nbd-client -d)"),
     };
     let by = format!("connected{of} by {who}");
     Err(DeviceError::Busy { index, by })
@@ -138,11 +138,11 @@ mod tests {
         assert_eq!(free(2), Ok(()));
         let claim = Claim::new(&tree.places, 2);
         let error = free(2).unwrap_err();
-        assert!(error.contains("process 9, from which a running process has taken"), "{error}");
+        assert!(error.contains("process 9 and taken over by a running process"), "{error}");
         drop(claim);
         assert!(await_that(PATIENCE, || free(2).is_ok()), "the claim was released");
         let error = free(3).unwrap_err();
-        assert!(error.contains("to \"rtrs:s/w\" by process 9, which no longer runs"), "{error}");
+        assert!(error.contains("to \"rtrs:s/w\" by process 9, which has ended"), "{error}");
         assert_eq!(free(4), Ok(()));
     }
 }

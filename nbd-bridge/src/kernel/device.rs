@@ -92,7 +92,7 @@ pub fn free_left_behind(is_ours: impl Fn(&str) -> bool) -> Result<Vec<u32>, Devi
 
 fn free(places: &Places, index: u32) -> Result<(), DeviceError> {
     if !start_disconnect(index)?.wait(index, SHUT_PATIENCE)? {
-        let what = "the kernel does not end its IO; see its log".to_owned();
+        let what = "the kernel does not finish its IO; see the kernel log".to_owned();
         return Err(DeviceError::Stuck { index, what });
     }
     resend::make_usual(places, index);
@@ -142,11 +142,11 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     }
     let users: Vec<String> = uses(places, index).iter().map(ToString::to_string).collect();
     let what = if users.is_empty() {
-        "it is disconnected, but something else has it open".to_owned()
+        "the device is disconnected, but still open".to_owned()
     } else {
-        format!("it is disconnected, but {}", users.join(", "))
+        format!("the device is disconnected, but {}", users.join(", "))
     };
-    Err(DeviceError::Stuck { index, what: what + "; it becomes free when that ends" })
+    Err(DeviceError::Stuck { index, what: what + "; it is freed once nothing uses it" })
 }
 
 /// Checks whether an export is suitable for a kernel block device.
@@ -156,13 +156,13 @@ fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
     let block = min_block.max(512);
     let block_max = u32::try_from(page_size()).unwrap_or(4096);
     if !block.is_power_of_two() || block > block_max {
-        return refuse(format!("its block size is {block}, and the kernel's limit is {block_max}"));
+        return refuse(format!("its block size is {block}, but the kernel's limit is {block_max}"));
     }
     if size == 0 {
-        return refuse("it is empty".into());
+        return refuse("its size is 0 bytes".into());
     }
     if i64::try_from(size).is_err() {
-        return refuse(format!("it has {size} bytes, and the kernel's limit is 8 EiB"));
+        return refuse(format!("its size is {size} bytes, but the kernel's limit is 8 EiB"));
     }
     if !size.is_multiple_of(u64::from(block)) {
         return refuse(format!("its {size} bytes are not a multiple of its block size {block}"));
@@ -200,7 +200,7 @@ fn refused(choice: DeviceChoice, source: io::Error) -> DeviceError {
     };
     let why = match source.raw_os_error() {
         Some(EPERM) => return DeviceError::NoPermission,
-        Some(EINVAL) => " (there may be no device of that number: see nbds_max of the module nbd)",
+        Some(EINVAL) => " (the device may not exist: see the parameter nbds_max of the module nbd)",
         _ => "",
     };
     DeviceError::Refused { device, why, source }
@@ -256,7 +256,9 @@ impl KernelDevice {
             Err(DeviceError::Stuck { index, what })
                 if options.choice != DeviceChoice::Index(index) =>
             {
-                tracing::warn!("/dev/nbd{index}, left behind, could not be freed: {what}");
+                tracing::warn!(
+                    "cannot free /dev/nbd{index}, which a dead process left behind: {what}"
+                );
             }
             // The device is free, but udev may have it open for a moment, and auto would pick a
             // different one.
@@ -276,13 +278,15 @@ impl KernelDevice {
                 break device;
             }
             let unread = device.sockets.unread();
-            let what = format!("the kernel does not read {unread} of its {count} sockets");
+            let what = format!("the kernel does not read {unread} of {count} sockets");
             if attempt == CONNECTS_MAX {
-                let what = format!("{what}, {attempt} times; see its log, or use fewer shards");
+                let what = format!(
+                    "{what} after {attempt} attempts; see the kernel log, or use fewer shards"
+                );
                 return Err(DeviceError::Odd { index, what });
             }
             tracing::info!(
-                "/dev/nbd{index}: {what} because it lacks a thread; reconnecting the device"
+                "/dev/nbd{index}: {what}: no kernel thread is free; reconnecting the device"
             );
             // The kernel may hold the device a little longer, and auto would pick a different one.
             wanted.prefer(&[index]);
@@ -336,7 +340,7 @@ impl KernelDevice {
         if !await_that(NODE_PATIENCE, || places.has_node(index)) {
             let node = places.node(index);
             return odd(format!(
-                "{} does not lead to it; mount devtmpfs there, or create it with mknod",
+                "{} is not its device node; mount devtmpfs there, or create the node with mknod",
                 node.display()
             ));
         }
@@ -403,7 +407,7 @@ impl KernelDevice {
             done = disconnecting.wait(index, SHUT_PATIENCE);
         }
         if !done? {
-            let what = "the kernel does not end its IO; see its log".to_owned();
+            let what = "the kernel does not finish its IO; see the kernel log".to_owned();
             return Err(DeviceError::Stuck { index, what });
         }
         if !ended {
@@ -443,7 +447,7 @@ fn connect_patiently(
                 if Instant::now() >= deadline {
                     let users = uses(places, index);
                     let by = users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                    let by = if by.is_empty() { "something else has it open".into() } else { by };
+                    let by = if by.is_empty() { "it is still open".into() } else { by };
                     return Err(DeviceError::Busy { index, by });
                 }
                 std::thread::sleep(STEP);
@@ -467,12 +471,16 @@ mod tests {
     #[test]
     fn exports_unsuitable_for_a_device_are_refused() {
         for (size, block, text) in [
-            (0, 512, "it is empty"),
+            (0, 512, "its size is 0 bytes"),
             (4096 + 512, 4096, "its 4608 bytes are not a multiple of its block size 4096"),
             (513, 1, "its 513 bytes are not a multiple of its block size 512"),
-            (1 << 63, 512, "it has 9223372036854775808 bytes, and the kernel's limit is 8 EiB"),
+            (
+                1 << 63,
+                512,
+                "its size is 9223372036854775808 bytes, but the kernel's limit is 8 EiB",
+            ),
             (u64::MAX, 512, "8 EiB"),
-            (1 << 20, 65536 * 2, "its block size is 131072, and the kernel's limit is "),
+            (1 << 20, 65536 * 2, "its block size is 131072, but the kernel's limit is "),
         ] {
             let error = check_export(&export(size, block)).unwrap_err().to_string();
             assert!(error.contains(text), "{error}\nlacks {text}");
@@ -539,7 +547,9 @@ mod tests {
     fn errors_name_a_remedy() {
         let error = |choice, code| refused(choice, io::Error::from_raw_os_error(code)).to_string();
         assert!(error(DeviceChoice::Auto, 1).contains("CAP_SYS_ADMIN"));
-        assert!(error(DeviceChoice::Index(99), 22).contains("/dev/nbd99 (there may be no device"));
+        assert!(
+            error(DeviceChoice::Index(99), 22).contains("/dev/nbd99 (the device may not exist")
+        );
         assert_eq!(error(DeviceChoice::Auto, 12), "the kernel cannot connect a free device");
         assert!(DeviceError::NoModule.to_string().contains("modprobe nbd"));
     }

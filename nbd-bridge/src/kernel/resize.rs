@@ -22,6 +22,6 @@ pub(super) fn resize(places: &Places, index: u32, size: u64) -> Result<(), Devic
     if await_that(SIZE_PATIENCE, || places.size(index) == Some(size)) {
         return Ok(());
     }
-    let what = "the kernel has not applied the new size; see its log".to_owned();
+    let what = "the kernel has not applied the new size; see the kernel log".to_owned();
     Err(DeviceError::Odd { index, what })
 }

@@ -47,7 +47,7 @@ impl Sockets {
             let (kernel, ours) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
             for socket in [&kernel, &ours] {
                 if let Err(error) = send_buffer::enlarge(socket, send_buffer::ROOM) {
-                    tracing::debug!("socket of a kernel device not tuned: {error}");
+                    tracing::debug!("cannot tune the socket of a kernel device: {error}");
                 }
             }
             if ours.send(&FIRST_BYTES)? != FIRST_BYTES.len() {
@@ -94,7 +94,7 @@ impl Sockets {
     pub(super) fn shut_down(&mut self) {
         for socket in self.kernel.drain(..) {
             if let Err(error) = socket.shutdown(std::net::Shutdown::Both) {
-                tracing::debug!("socket of a kernel device not shut down: {error}");
+                tracing::debug!("cannot shut down the socket of a kernel device: {error}");
             }
         }
         self.ours.clear();

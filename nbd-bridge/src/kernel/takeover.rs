@@ -85,10 +85,13 @@ fn check_sockets(
     // Requests in flight would get a different timeout from the one they were sent with.
     match (is_quick(places, index), options.timeout_s) {
         (true, Some(_)) => {
-            return odd(index, "it has a quick takeover; use --quick-takeover".into());
+            return odd(index, "it was set up for quick takeover; use --quick-takeover".into());
         }
         (false, None) => {
-            return odd(index, format!("it has no quick takeover; leave that out, or {HINT}"));
+            return odd(
+                index,
+                format!("it was not set up for quick takeover; omit --quick-takeover, or {HINT}"),
+            );
         }
         _ => {}
     }
@@ -106,18 +109,22 @@ fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), D
     // The export may have grown in the meantime; all other properties must still hold.
     if places.size(index).is_none_or(|had| export.size < had) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
-        return odd(index, format!("it has {had} and the export {}; {HINT}", export.size));
+        return odd(
+            index,
+            format!("its size is {had}, but the export has {} bytes; {HINT}", export.size),
+        );
     }
     let block = export.min_block.max(512);
     if let Some(had) = places.block_size(index).filter(|had| *had < block) {
-        let text = format!("it has blocks of {had} bytes and the export of {block}; {HINT}");
+        let text = format!("its block size is {had}, but that of the export is {block}; {HINT}");
         return odd(index, text);
     }
     if export.read_only && places.is_read_only(index) == Some(false) {
         return odd(index, format!("it accepts writes, but the export is read-only; {HINT}"));
     }
     if export.write_cache && places.has_write_cache(index) == Some(false) {
-        let text = "it has no write cache, so it is never flushed, but the export has one";
+        let text = "the device has no write cache and is never flushed, but the export has a write \
+                    cache";
         return odd(index, format!("{text}; {HINT}"));
     }
     if !export.fua && places.has_fua(index) == Some(true) {
@@ -183,9 +190,9 @@ impl Reached {
                 fresh.shut_down();
                 let what = format!("the kernel does not read socket {number} of {count}");
                 if attempt == CONNECTS_MAX {
-                    return odd(index, format!("{what}, {attempt} times"));
+                    return odd(index, format!("{what} after {attempt} attempts"));
                 }
-                tracing::info!("/dev/nbd{index}: {what}; trying another");
+                tracing::info!("/dev/nbd{index}: {what}; trying another socket");
                 attempt += 1;
             };
             sockets.append(fresh);
@@ -277,14 +284,17 @@ mod tests {
         let error = check(4, Some(90)).unwrap_err();
         assert!(error.contains("it has 2 sockets; use --shards 2"), "{error}");
         let error = check(2, None).unwrap_err();
-        assert!(error.contains("it has no quick takeover; leave that out"), "{error}");
+        assert!(error.contains("it was not set up for quick takeover; omit"), "{error}");
         tree.file(
             "sys/block/nbd2/queue/io_timeout",
             "500
 ",
         );
         let error = check(2, Some(90)).unwrap_err();
-        assert!(error.contains("it has a quick takeover; use --quick-takeover"), "{error}");
+        assert!(
+            error.contains("it was set up for quick takeover; use --quick-takeover"),
+            "{error}"
+        );
         assert_eq!(check(2, None), Ok(()));
 
         let size = |size| {
@@ -293,7 +303,10 @@ mod tests {
         assert_eq!(size(1 << 20), Ok(()));
         assert_eq!(size(2 << 20), Ok(()), "it has grown");
         let error = size(1 << 19).unwrap_err();
-        assert!(error.contains("it has 1048576 bytes and the export 524288; free it"), "{error}");
+        assert!(
+            error.contains("its size is 1048576 bytes, but the export has 524288 bytes; free it"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -324,9 +337,9 @@ mod tests {
         };
         assert_eq!(check(all), Ok(()), "a kernel that does not show it");
         show(512, 0, "write through", 1);
-        refused(|e| e.min_block = 4096, "it has blocks of 512 bytes and the export of 4096");
+        refused(|e| e.min_block = 4096, "its block size is 512, but that of the export is 4096");
         refused(|e| e.read_only = true, "it accepts writes, but the export is read-only");
-        refused(|e| e.write_cache = true, "it has no write cache, so it is never flushed");
+        refused(|e| e.write_cache = true, "the device has no write cache and is never flushed");
         refused(|e| (e.write_cache, e.fua) = (false, false), "it supports FUA, but the export");
         assert_eq!(check(|e| e.write_cache = false), Ok(()));
         show(4096, 1, "write back", 0);
@@ -367,7 +380,10 @@ mod tests {
         assert!(reach_in(&tree.places, &options).unwrap().is_none());
         options.takeover = true;
         let error = reach_in(&tree.places, &options).unwrap_err().to_string();
-        assert!(error.contains("/dev/nbd2 was connected, but it has no quick takeover"), "{error}");
+        assert!(
+            error.contains("/dev/nbd2 was connected, but it was not set up for quick takeover"),
+            "{error}"
+        );
         options.choice = DeviceChoice::Index(0);
         assert!(reach_in(&tree.places, &options).unwrap().is_none(), "its process lives");
     }

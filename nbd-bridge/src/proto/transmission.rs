@@ -181,11 +181,11 @@ impl Rules {
             return Err((NbdError::Inval, reason));
         }
         if changes_part && self.shared_writes {
-            let reason = "another host may write too: parts of blocks cannot be changed";
+            let reason = "cannot change part of a block, because another host may write to it";
             return Err((NbdError::Inval, reason));
         }
         if flags & cmd_flags::FAST_ZERO != 0 {
-            return Err((NbdError::NotSup, "zeroes in a part of a block are not fast"));
+            return Err((NbdError::NotSup, "zeroing part of a block is not fast"));
         }
         Ok(())
     }
@@ -218,7 +218,7 @@ impl Rules {
         }
         if op == Op::Flush {
             if offset != 0 || len != 0 {
-                return invalid("a flush has no offset and no length");
+                return invalid("a flush must have offset 0 and length 0");
             }
             return Ok(Validated::bare(op, cookie));
         }
@@ -305,7 +305,7 @@ impl Rules {
             return Err((error, "the length exceeds the maximum payload"));
         }
         if flags & cmd_flags::DF != 0 && len > u64::from(CHUNK_MAX) {
-            return Err((NbdError::Overflow, "the length exceeds that of one chunk"));
+            return Err((NbdError::Overflow, "the length exceeds the maximum of one chunk"));
         }
         let block = u64::from(self.min_block);
         if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {

@@ -191,7 +191,7 @@ impl Relays {
         if open.stopping || !open.make_room(source, self.max, now) {
             let count = open.ends.len();
             if let Some(left_out) = open.full.admit(now) {
-                let why = format!("{count} connections for TLS");
+                let why = format!("{count} TLS connections are already open");
                 tracing::warn!(%peer, left_out, "NBD client turned away: {why}");
             }
             return None;
@@ -284,7 +284,7 @@ impl Relays {
             .greet(&mut client, &mut engine)
             .and_then(|()| negotiation.options(&mut client, &mut engine));
         if negotiation.refused && !matches!(next, Ok(Next::Handshake)) {
-            self.refuse(peer, &"it does not use TLS, and nbd-tls is require".into());
+            self.refuse(peer, &"no TLS, but nbd-tls is require".into());
         }
         match next? {
             Next::Pipe => return Ok(Some(Wire::Plain)),
@@ -442,7 +442,7 @@ impl<S: AsFd> Timed<'_, S> {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(std::time::Instant::now());
         if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the time limit has expired"));
         }
         Ok(Some(left))
     }
@@ -450,7 +450,9 @@ impl<S: AsFd> Timed<'_, S> {
 
 fn too_long(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it took too long"),
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, "the time limit has expired")
+        }
         _ => error,
     }
 }

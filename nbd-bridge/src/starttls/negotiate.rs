@@ -204,7 +204,7 @@ fn replies(engine: &mut impl Read, client: &mut impl Write) -> Result<u32, Stop>
     loop {
         let mut head = [0; OptionReplyHeader::LEN];
         engine.read_exact(&mut head)?;
-        let wrong = |_| Stop::Protocol("a reply that cannot be read");
+        let wrong = |_| Stop::Protocol("a malformed reply");
         let OptionReplyHeader { reply, len, .. } =
             OptionReplyHeader::decode(&head).map_err(wrong)?;
         client.write_all(&head)?;

@@ -29,15 +29,15 @@ pub struct InfoArgs {
     #[arg(short = 'n', long)]
     connections: bool,
 
-    /// Messages that wait to be sent
+    /// Messages waiting to be sent
     #[arg(short, long)]
     send_queue: bool,
 
-    /// Messages that have been sent and not acknowledged
+    /// Messages sent but not acknowledged
     #[arg(short = 't', long)]
     retransmit_queue: bool,
 
-    /// Messages that have not been read
+    /// Messages received but not read
     #[arg(short, long)]
     receive_queue: bool,
 

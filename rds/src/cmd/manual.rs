@@ -40,11 +40,11 @@ pub(super) fn manual() -> Manual {
         formats: vec![FormatPage {
             name: "rds.yaml",
             about: "configuration of rds node",
-            description: "A file of rds node --config, in YAML. Each key is also a flag of the \
-                command, with the same name; flags override the file, and a repeatable flag \
-                replaces its list. A missing key has its default. An unknown key is an error, \
-                reported with its line.\n\n\
-                rds node --print-config prints a complete file.",
+            description: "Configuration file for rds node --config, in YAML. Each key is also a \
+                          flag of the command, with the same name; flags override the file, and a \
+                          repeatable flag replaces its list. A missing key has its default. An \
+                          unknown key is an error, reported with its line.\n\nrds node \
+                          --print-config prints a complete file.",
             keys: KeyGroup::by_section(describe::<Settings>()),
             example: NODE_YAML,
         }],

@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind};
 
 /// Reliable datagrams (RDS) over TCP, in user space
 ///
-/// Speaks to nodes of this program and to kernels with rds_tcp.
+/// Communicates with other nodes of this program and with kernels that have rds_tcp.
 #[derive(Debug, Parser)]
 #[command(
     name = "rds",
@@ -57,7 +57,7 @@ pub struct LowArgs {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run nodes that the processes of this host share, or query running ones
+    /// Run nodes shared by the processes of this host, or query running nodes
     ///
     /// Without a command, runs a node for each address until SIGTERM. Each flag is also a key of
     /// the configuration file, with the same name. Flags override the file; a repeatable flag
@@ -81,7 +81,7 @@ pub enum Command {
     Stress(StressArgs),
     /// Send messages from standard input
     ///
-    /// Returns when the other node has them.
+    /// Exits when the other node has received all messages.
     Send(SendArgs),
     /// Print messages that arrive at a port
     Recv(RecvArgs),

@@ -30,8 +30,8 @@ pub struct NodeArgs {
 enum NodeCommand {
     /// List the nodes that run on this host
     ///
-    /// With `-o json`, list, info and stats print the same: all that is known of the nodes. Only
-    /// root and the user of a daemon may query it.
+    /// With `-o json`, list, info and stats all print the same complete report. Only root and the
+    /// user of a daemon may query it.
     List(AskArgs),
     /// Show the sockets and peers of nodes
     ///

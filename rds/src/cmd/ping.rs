@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The arguments of `ping`.
 #[derive(Debug, Args)]
 pub struct PingArgs {
-    /// The node to ping: name or address
+    /// Node to ping: name or address
     #[arg(value_name = "HOST")]
     host: String,
 

@@ -17,7 +17,7 @@ use crate::wire::PAYLOAD_MAX;
 /// The arguments of `recv`.
 #[derive(Debug, Args)]
 pub struct RecvArgs {
-    /// The port to receive at: 2 to 65535
+    /// Port to receive on: 2 to 65535
     #[arg(value_name = "PORT")]
     port: Port,
 
@@ -41,7 +41,7 @@ pub struct RecvArgs {
 
 pub(super) fn run(args: &RecvArgs, output: Output) -> Result<(), Error> {
     if args.raw && output == Output::Json {
-        let text = "--raw and `-o json` exclude each other; leave one out";
+        let text = "--raw and `-o json` are mutually exclusive; leave one out";
         return Err(Error::new(ErrorKind::Usage, text));
     }
     let node = args.via.open(None)?;

@@ -22,11 +22,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The arguments of `send`.
 #[derive(Debug, Args)]
 pub struct SendArgs {
-    /// The node to send to: name or address
+    /// Node to send to: name or address
     #[arg(value_name = "HOST")]
     host: String,
 
-    /// The port to send to: 2 to 65535
+    /// Port to send to: 2 to 65535
     #[arg(value_name = "PORT")]
     port: Port,
 
@@ -48,7 +48,7 @@ pub struct SendArgs {
     #[arg(long, value_name = "PORT", default_value = "0")]
     from: PortOrAny,
 
-    /// Time that the other node may take until it has all messages: 1ms to 1h
+    /// Time limit for the delivery of all messages: 1ms to 1h
     #[arg(short = 'W', long, value_name = "TIME", default_value = "30s")]
     timeout: Seconds,
 
@@ -140,10 +140,10 @@ fn wait_arrived(
         }
         if std::time::Instant::now() >= deadline {
             let why = match is_connected(node, to.ip()) {
-                Ok(true) => "it does not acknowledge; wait longer with --timeout",
+                Ok(true) => "the peer does not acknowledge; wait longer with --timeout",
                 _ => {
-                    "no connection to it; check that a node runs there, or wait longer with \
-                      --timeout"
+                    "no connection to the peer; check that a node runs there, or wait longer with \
+                     --timeout"
                 }
             };
             let (ip, limit) = (to.ip(), limit.as_secs_f64());

@@ -27,7 +27,7 @@ const BUFFER: usize = 4 << 20;
 /// The arguments of `stress`.
 #[derive(Debug, Args)]
 pub struct StressArgs {
-    /// The host on which `rds stress --listen` runs: name or address
+    /// Host on which `rds stress --listen` runs: name or address
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
     host: Option<String>,
 
@@ -239,7 +239,7 @@ fn report(args: &StressArgs, output: Output, to: SocketAddr, tally: &Tally) -> R
                 to.ip(),
                 to.port()
             ),
-            _ => format!("requests not answered: {lost}; messages that were wrong: {wrong}"),
+            _ => format!("requests not answered: {lost}; incorrect messages: {wrong}"),
         };
         return Err(Error::new(ErrorKind::Messages, text));
     }

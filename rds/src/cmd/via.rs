@@ -27,7 +27,7 @@ pub(super) struct ViaArgs {
     /// Use the node that listens at this path
     ///
     /// The default is the node of the address in /run/rds (or RDS_DIR), if one runs there,
-    /// otherwise a node that lives as long as the command.
+    /// otherwise a node that runs as long as the command.
     #[arg(long, value_name = "PATH", conflicts_with = "kernel")]
     pub(super) node: Option<PathBuf>,
 
@@ -37,11 +37,11 @@ pub(super) struct ViaArgs {
     #[arg(long)]
     pub(super) kernel: bool,
 
-    /// TCP port at which a node of this command listens [default: 16385]
+    /// TCP port on which a node started by this command listens [default: 16385]
     #[arg(long, value_name = "PORT", conflicts_with_all = ["node", "kernel"])]
     pub(super) listen_port: Option<TcpPort>,
 
-    /// TCP port at which the peers of a node of this command listen [default: 16385]
+    /// TCP port on which the peers of a node started by this command listen [default: 16385]
     #[arg(long, value_name = "PORT", conflicts_with_all = ["node", "kernel"])]
     pub(super) peer_port: Option<TcpPort>,
 }
@@ -69,8 +69,9 @@ impl ViaArgs {
         if path.exists() {
             if self.listen_port.is_some() || self.peer_port.is_some() {
                 let text = format!(
-                    "--listen-port and --peer-port are for a node of this command, but node \
-                     {local} runs already; leave them out, or name another address with --local"
+                    "--listen-port and --peer-port apply only to a node started by this command, \
+                     but node {local} is already running; leave them out, or choose another \
+                     address with --local"
                 );
                 return Err(Error::new(ErrorKind::Usage, text));
             }
@@ -123,7 +124,7 @@ impl ViaArgs {
         if let Some(to) = to {
             return source_of(to).map_err(failed(
                 ErrorKind::System,
-                format!("cannot find the address of this host for {to}; name it with --local"),
+                format!("cannot determine the address of this host for {to}; set it with --local"),
             ));
         }
         if self.kernel {
@@ -132,8 +133,8 @@ impl ViaArgs {
         let text = match running_nodes(&node_dir()).as_slice() {
             [one] => return Ok(*one),
             [] => format!(
-                "no node runs in {}; start one with `rds node`, or name an address of this host \
-                 with --local",
+                "no node runs in {}; start one with `rds node`, or set --local to an address of \
+                 this host",
                 node_dir().display()
             ),
             several => {
@@ -195,7 +196,7 @@ fn source_of(to: IpAddr) -> std::io::Result<IpAddr> {
 
 /// Resolves a host to an address, of the same family as `like` if given.
 pub(super) fn resolve(host: &str, like: Option<IpAddr>) -> Result<IpAddr, Error> {
-    let what = || format!("cannot resolve host {host:?}; check the name, or write an address");
+    let what = || format!("cannot resolve host {host:?}; check the name, or use an address");
     let found = (host, 0).to_socket_addrs().map_err(failed(ErrorKind::Node, what()))?;
     let found: Vec<IpAddr> = found.map(|address: SocketAddr| address.ip().to_canonical()).collect();
     let fits = |ip: &&IpAddr| like.is_none_or(|like| like.is_ipv4() == ip.is_ipv4());
@@ -205,7 +206,7 @@ pub(super) fn resolve(host: &str, like: Option<IpAddr>) -> Result<IpAddr, Error>
             let family = |ip: &IpAddr| if ip.is_ipv4() { "IPv4" } else { "IPv6" };
             let (one, two) = (family(other), family(&like));
             let text = format!(
-                "cannot reach {host} from {like}: one is {one}, the other {two}; name another \
+                "cannot reach {host} from {like}: one is {one}, the other {two}; set another \
                  --local"
             );
             return Err(Error::new(ErrorKind::Usage, text));
@@ -214,7 +215,8 @@ pub(super) fn resolve(host: &str, like: Option<IpAddr>) -> Result<IpAddr, Error>
     };
     match NodeAddress::problem(address) {
         Some(problem) => {
-            let text = format!("cannot reach {address}: it {problem}; name a node");
+            let text =
+                format!("cannot reach {address}, which {problem}; use the address of a node");
             Err(Error::new(ErrorKind::Usage, text))
         }
         None => Ok(address),
@@ -244,10 +246,14 @@ mod tests {
         assert!(error.to_string().starts_with("cannot resolve host"), "{error}");
         let v6 = "::1".parse().unwrap();
         let error = resolve("127.0.0.1", Some(v6)).unwrap_err().to_string();
-        let text = "cannot reach 127.0.0.1 from ::1: one is IPv4, the other IPv6; name another \
+        let text = "cannot reach 127.0.0.1 from ::1: one is IPv4, the other IPv6; set another \
                     --local";
         assert_eq!(error, text);
         let error = resolve("224.0.0.1", None).unwrap_err().to_string();
-        assert_eq!(error, "cannot reach 224.0.0.1: it is not the address of one node; name a node");
+        assert_eq!(
+            error,
+            "cannot reach 224.0.0.1, which is not the address of one node; use the address of a \
+             node"
+        );
     }
 }

@@ -144,7 +144,7 @@ impl Answers {
         if let Some(left_out) = self.log.admit(now) {
             let uid = client.credentials.uid;
             let pid = client.credentials.pid.unwrap_or(0);
-            tracing::warn!(uid, pid, left_out, "user disconnected: it does not read its answers");
+            tracing::warn!(uid, pid, left_out, "user disconnected: its answers are not being read");
         }
     }
 }

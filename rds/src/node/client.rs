@@ -273,7 +273,7 @@ fn take(ring: &mut NodeRing, front: Front) -> Input {
     match ring.take(front) {
         Some((packet, payload)) => Input::Packet(packet, payload, Vec::new()),
         None => {
-            tracing::debug!("user disconnected: its ring holds something other than a message");
+            tracing::debug!("user disconnected: its ring contains an invalid message");
             Input::End
         }
     }

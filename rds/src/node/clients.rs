@@ -414,7 +414,7 @@ impl Clients {
                 let message = Outgoing { to, port, payload: body, cookie };
                 let sent = node.send(now, socket, message);
                 if let Err(error) = sent {
-                    tracing::debug!(port = socket.port, %error, "message of a user dropped");
+                    tracing::debug!(port = socket.port, %error, "dropped a message of a user");
                 }
             }
             (PacketKind::Watch, Some(socket), _) => {

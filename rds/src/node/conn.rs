@@ -87,7 +87,7 @@ pub(super) fn prepare(
 
 /// Failure to apply the buffer settings to some connections.
 #[derive(Debug, thiserror::Error)]
-#[error("{failed} of {all} connections keep their buffers: {source}")]
+#[error("cannot change the buffers of {failed} of {all} connections: {source}")]
 pub struct BuffersError {
     failed: usize,
     all: usize,
@@ -138,7 +138,7 @@ mod tests {
         set_all_buffers(fds.iter(), &tuning).unwrap();
         tuning.set(Tunable::TcpSndbuf, 8192);
         let error = set_all_buffers(fds.iter(), &tuning).unwrap_err().to_string();
-        assert!(error.starts_with("1 of 3 connections keep their buffers: "), "{error}");
+        assert!(error.starts_with("cannot change the buffers of 1 of 3 connections: "), "{error}");
         // The others have the new size, doubled by the system.
         let size = |fd: &Fd| SockRef::from(fd).send_buffer_size().unwrap();
         assert_eq!([size(&fds[0]), size(&fds[2])], [16_384; 2]);

@@ -198,7 +198,7 @@ impl<A: App> Shard for NodeShard<A> {
     }
 
     fn has_input(&self) -> bool {
-        self.clients.has_ring_input()
+        self.clients.has_ring_input() || self.tcp.has_acks(&self.node)
     }
 
     fn prepare_sleep(&mut self) -> bool {

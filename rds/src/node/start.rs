@@ -254,7 +254,7 @@ fn prepare<A: App>(
             Some(Errno::ACCESS) if *port < PRIVILEGED_PORTS => {
                 "; a port below 1024 needs CAP_NET_BIND_SERVICE: use another one (listen-port)"
             }
-            Some(Errno::ADDRNOTAVAIL) => "; name an address of this host",
+            Some(Errno::ADDRNOTAVAIL) => "; use an address of this host",
             _ => "",
         };
         StartError::Listen { address, port: *port, source, hint }

@@ -165,12 +165,25 @@ impl Tcp {
         for link in std::mem::take(&mut self.touched) {
             self.look(now, node, link);
         }
-        let due = self.conns.iter().filter(|(_, conn)| conn.poll_at.is_some_and(|at| at <= now));
+        let is_awaited = self.is_awaited;
+        let is_due = |conn: &Conn| conn.poll_at.is_some_and(|at| is_awaited || at <= now);
+        let due = self.conns.iter().filter(|(_, conn)| is_due(conn));
         let due: Vec<LinkId> = due.map(|(link, _)| *link).collect();
         for link in due {
             self.look(now, node, link);
         }
         busy
+    }
+
+    /// Whether the peers' systems have acknowledged bytes for which users are waiting.
+    pub(super) fn has_acks(&self, node: &Node) -> bool {
+        let has_acks = |(link, conn): (&LinkId, &Conn)| {
+            let Some(progress) = node.awaits_ack(*link) else { return false };
+            let unacked = unacknowledged_bytes(&conn.fd).map_or(0, |len| len as u64);
+            progress.written.saturating_sub(unacked) > progress.acked
+        };
+        let mut looked_at = self.conns.iter().filter(|(_, conn)| conn.poll_at.is_some());
+        self.is_awaited && looked_at.any(has_acks)
     }
 
     /// Returns the time at which to call `turn` even if nothing happens.

@@ -69,7 +69,7 @@ impl Error {
                 "no node listens there; start one with `rds node`"
             }
             (Action::Open(_), Errno::PROTOTYPE) => {
-                "this is not the socket of a node; name the one that ends in .sock"
+                "this is not the socket of a node; use the socket that ends in .sock"
             }
             (Action::Open(_) | Action::Bind(..), Errno::ACCESS) => {
                 "permission denied; its owner can allow others with `rds node --socket-mode 666`"
@@ -85,11 +85,12 @@ impl Error {
             (Action::Bind(..), Errno::NOBUFS) => "the node has too many sockets (sockets-max)",
             (Action::Send { .. }, Errno::AGAIN) => "the send buffer is full",
             (Action::Send { .. }, Errno::TIMEDOUT) => {
-                "the send buffer was full for the whole time limit"
+                "the send buffer was full until the time limit"
             }
             (Action::Send { .. }, Errno::NOBUFS) => "the destination port is congested",
             (Action::Send { .. }, Errno::MSGSIZE) => {
-                "it is longer than the send buffer or 1 MiB; set a larger buffer, or send less"
+                "the message is longer than the send buffer or 1 MiB; set a larger buffer, or send \
+                 less"
             }
             (Action::Send { .. }, Errno::NOMEM) => {
                 "the node has reached its peer limit; raise peers-max"

@@ -6,10 +6,10 @@ use super::map::MAP_LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A payload longer than the maximum.
-    #[error("a message of {0} bytes; the longest has {max}", max = PAYLOAD_MAX)]
+    #[error("a message of {0} bytes; the maximum is {max}", max = PAYLOAD_MAX)]
     TooLong(u32),
     /// A congestion map of the wrong size.
-    #[error("a congestion map of {0} bytes; each has {len}", len = MAP_LEN)]
+    #[error("a congestion map of {0} bytes; the size must be {len}", len = MAP_LEN)]
     MapLength(u32),
 }
 

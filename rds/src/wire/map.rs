@@ -54,9 +54,11 @@ impl CongestionMap {
 
     /// Returns the congested ports.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
-        let used = self.bytes().iter().enumerate().filter(|(_, byte)| **byte != 0);
-        let first = used.map(|(at, _)| u16::try_from(at * 8).unwrap_or(u16::MAX));
-        first.flat_map(|first| (0..8).map(move |bit| first + bit)).filter(|port| self.get(*port))
+        // Most words are zero.
+        let words = self.bytes().chunks_exact(8).enumerate();
+        let used = words.filter(|(_, word)| *word != [0; 8]);
+        let first = used.map(|(at, _)| u16::try_from(at * 64).unwrap_or(u16::MAX));
+        first.flat_map(|first| (0..64).map(move |bit| first + bit)).filter(|port| self.get(*port))
     }
 }
 

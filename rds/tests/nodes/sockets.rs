@@ -417,7 +417,7 @@ fn messages_sent_before_the_end_arrive_despite_unread_input() {
 fn a_wrong_address_is_reported_with_a_hint() {
     let error = Node::bind("192.0.2.1".parse().unwrap()).unwrap_err().to_string();
     assert!(error.starts_with("cannot listen for peers at 192.0.2.1 port 16385: "), "{error}");
-    assert!(error.ends_with("; name an address of this host"), "{error}");
+    assert!(error.ends_with("; use an address of this host"), "{error}");
     let error = Node::open_at("/nowhere/x.sock".as_ref()).unwrap_err().to_string();
     let text = "cannot use the node at /nowhere/x.sock: no node listens there; start one with `rds \
                 node`";

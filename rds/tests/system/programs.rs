@@ -157,7 +157,7 @@ fn the_daemon_lists_its_users() {
 #[test]
 fn invalid_settings_are_refused_with_a_remedy() {
     let rds = |args: &[&str]| run(bin("rds"), args, LIMIT);
-    let _ = rds(&["node"]).code(2).says("name an address of this host with --address");
+    let _ = rds(&["node"]).code(2).says("set an address of this host with --address");
     let _ = rds(&["node", "--address", "host"]).code(2).says("is not an address; use an IPv4");
     let _ = rds(&["node", "--address", "127.0.0.1", "--sndbuf", "1G"]).code(2).says("buffer-max");
     let scratch = rtrs_tests::Scratch::new();
@@ -166,7 +166,7 @@ fn invalid_settings_are_refused_with_a_remedy() {
     let _ = rds(&args).code(1).says("cannot listen for peers at 192.0.2.1 port 16385");
     let args = ["node", "--address", "127.0.0.1", "--socket-dir", "/proc/x"];
     let _ = rds(&args).code(1).says("cannot create the directory /proc/x");
-    let _ = rds(&["recv", "4000"]).code(2).says("with --local");
+    let _ = rds(&["recv", "4000"]).code(2).says("or set --local");
     let _ =
         rds(&["ping", "127.0.0.1", "--node", "/no/such"]).code(1).says("start one with `rds node`");
     let _ = rds(&["stress", "127.0.0.1", "-q", "10"]).code(2).says("40");

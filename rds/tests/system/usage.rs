@@ -65,7 +65,7 @@ fn a_stopped_daemon_does_not_hide_others() {
     let dir = stand.dir();
     let list = stand.rds(&["node", "list", "--socket-dir", dir.to_str().unwrap()]);
     stand.signal(1, "CONT");
-    let list = list.code(1).says("cannot ask the daemon at").says("longer than 10s");
+    let list = list.code(1).says("cannot query the daemon at").says("longer than 10s");
     assert!(list.stdout.contains("127.0.0.2") && !list.stdout.contains("127.0.0.1 "), "{list:?}");
 }
 
@@ -104,7 +104,8 @@ fn undelivered_messages_are_reported() {
     let mut stand = Stand::new(2);
     let send = ["send", "127.0.0.9", "4000", "-m", "x", "-I", "127.0.0.1", "-W"];
     let _ = stand.rds(&[&send[..], &["300ms"]].concat()).code(1).says(
-        "1 message was not delivered to 127.0.0.9 within 0.3 s: no connection to it; check that",
+        "1 message was not delivered to 127.0.0.9 within 0.3 s: no connection to the peer; check \
+         that",
     );
     let sender = stand.begin(&[&send[..], &["60"]].concat());
     let receiver = stand.begin(&["recv", "4000", "-I", "127.0.0.2"]);
@@ -144,10 +145,13 @@ fn impossible_values_are_refused() {
         (&["stress", "--listen", "-p", "65530"], "use 2 to 65520"),
         (&["stress", "127.0.0.1", "-q", "2M"], "use 40 to 1M"),
         (&["ping", "127.0.0.1", "--listen-port", "0"], "use 1 to 65535"),
-        (&["ping", "127.0.0.1", "--listen-port", "5"], "node 127.0.0.1 runs already; leave them"),
-        (&["ping", "224.0.0.1"], "cannot reach 224.0.0.1: it is not the address of one node"),
+        (
+            &["ping", "127.0.0.1", "--listen-port", "5"],
+            "node 127.0.0.1 is already running; leave them",
+        ),
+        (&["ping", "224.0.0.1"], "cannot reach 224.0.0.1, which is not the address of one node"),
         (&["ping", "fe80::1", "-I", "::1"], "link-local address, which is not supported"),
-        (&["recv", "4000", "--raw", "-o", "json"], "--raw and `-o json` exclude each other"),
+        (&["recv", "4000", "--raw", "-o", "json"], "--raw and `-o json` are mutually exclusive"),
         (&["node", "--address", "fe80::1"], "link-local address, which is not supported"),
     ] {
         let more: &[&str] = if args.contains(&"-I") || args[0] == "node" { &[] } else { &local };
@@ -161,7 +165,7 @@ fn impossible_values_are_refused() {
     let _ = stand
         .rds(&["ping", "127.0.0.1", "--node", control.to_str().unwrap()])
         .code(1)
-        .says("this is not the socket of a node; name the one that ends in .sock");
+        .says("this is not the socket of a node; use the socket that ends in .sock");
     let script = "head -c 2000000 /dev/zero | RDS send 127.0.0.1 4000 --whole -I 127.0.0.1";
     let text = "cannot send: the message is longer than 1 MiB (1048576 bytes); use --size to split";
     let _ = shell(&stand, script).code(1).says(text);
@@ -192,7 +196,7 @@ fn nodes_run_even_if_readiness_is_not_read() {
     let other = Scratch::new();
     let _ = second(other.dir().to_str().unwrap()).code(1).says("cannot listen for peers at 127.0.");
     let long = format!("{dir}/{}", "x".repeat(100));
-    let _ = second(&long).code(1).says("the path is longer than 107 bytes; name a shorter");
+    let _ = second(&long).code(1).says("the path is longer than 107 bytes; choose a shorter");
     let _ = daemon.terminate(LIMIT).ok();
 }
 

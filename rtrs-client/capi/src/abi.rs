@@ -178,7 +178,7 @@ export! {
             let string = [identity.as_bytes(), b"\0"].concat();
             if string.len() > bytes {
                 let needed = string.len();
-                let text = format!("{bytes} bytes are too few for an identity of {needed}");
+                let text = format!("the identity needs {needed} bytes, but the buffer has {bytes}");
                 return Err(Failure::new(libc::ERANGE, text));
             }
             text.write(&string);
@@ -241,7 +241,7 @@ export! {
         on_volume(&volume, |volume| {
             let queues = volume.queues();
             let Some(found) = queues.get(index as usize) else {
-                let text = format!("there is no queue {index}; there are {}", queues.len());
+                let text = format!("there is no queue {index}; the volume has {}", queues.len());
                 return Err(Failure::invalid(text));
             };
             queue.lend(found);
@@ -457,7 +457,7 @@ fn check_count(number: u32) -> Result<usize, Failure> {
     if (1..=COUNT_MAX).contains(&number) {
         return Ok(number as usize);
     }
-    Err(Failure::invalid(format!("the room for results is {number}, not 1 to {COUNT_MAX}")))
+    Err(Failure::invalid(format!("the number of results is {number}; use 1 to {COUNT_MAX}")))
 }
 
 export! {

@@ -52,18 +52,21 @@ pub(crate) fn set(
     level: c_int,
 ) -> Result<(), Failure> {
     if !(1..=5).contains(&level) && function.is_some() {
-        let text = format!("log level {level} is not 1 (error) to 5 (trace)");
+        let text = format!("log level {level} is out of range; use 1 (error) to 5 (trace)");
         return Err(Failure::invalid(text));
     }
     if is_inside() {
-        return Err(Failure::new(libc::EBUSY, "a log function cannot replace log functions"));
+        return Err(Failure::new(libc::EBUSY, "a log function cannot change the log function"));
     }
     // Whether this library's subscriber is the process's subscriber.
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     if function.is_some()
         && !INSTALLED.get_or_init(|| tracing::subscriber::set_global_default(Bridge).is_ok())
     {
-        return Err(Failure::new(libc::EBUSY, "the process already has a receiver of messages"));
+        return Err(Failure::new(
+            libc::EBUSY,
+            "the process already has a receiver for log messages",
+        ));
     }
     let mut receiver = RECEIVER.write().unwrap_or_else(PoisonError::into_inner);
     *receiver = function.map(|function| Receiver { function, user_data });

@@ -125,11 +125,13 @@ impl CQueue {
             }
         }
         if len == 0 {
-            return Err(Failure::invalid("length 0 is not possible"));
+            return Err(Failure::invalid("length 0 is invalid"));
         }
         match offset.checked_add(len) {
             Some(_) => Ok(()),
-            None => Err(Failure::invalid(format!("a range of {len} bytes at {offset} is endless"))),
+            None => {
+                Err(Failure::invalid(format!("a range of {len} bytes at {offset} exceeds 64 bits")))
+            }
         }
     }
 

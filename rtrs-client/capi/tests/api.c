@@ -221,7 +221,7 @@ static void errors(const char *uri)
     FAILS(rtrs_get_geometry(volume, NULL, sizeof geometry), EINVAL, "geometry is NULL");
     FAILS(rtrs_get_geometry(volume, &geometry, 8), EINVAL, "cannot have 8 bytes");
     FAILS(rtrs_next_event(volume, 0, &event, 1 << 20), EINVAL, "cannot have 1048576 bytes");
-    FAILS(rtrs_get_identity(volume, small, sizeof small), ERANGE, "too few");
+    FAILS(rtrs_get_identity(volume, small, sizeof small), ERANGE, "but the buffer has");
     FAILS(rtrs_get_geometry(NULL, &geometry, sizeof geometry), EINVAL, "volume is NULL");
     FAILS(rtrs_set_log(no_log, NULL, 9), EINVAL, "level 9");
 
@@ -241,13 +241,13 @@ static void errors(const char *uri)
     part.iov_base = NULL;
     FAILS(rtrs_submit_readv(queue, &part, 1, 0, 0, NULL), EINVAL, "NULL");
     FAILS(rtrs_submit_discard(queue, 0, (uint64_t)1 << 40, 0, NULL), EINVAL, "too long");
-    FAILS(rtrs_submit_write_zeroes(queue, UINT64_MAX - 511, 512, 0, NULL), EINVAL, "endless");
+    FAILS(rtrs_submit_write_zeroes(queue, UINT64_MAX - 511, 512, 0, NULL), EINVAL, "64 bits");
     FAILS(rtrs_submit_flush(queue, RTRS_COPY, NULL), EINVAL, "flags");
-    FAILS(rtrs_poll(queue, 0, 0, 0, done), EINVAL, "room");
+    FAILS(rtrs_poll(queue, 0, 0, 0, done), EINVAL, "number of results");
     FAILS(rtrs_poll(queue, 0, 1, 0, NULL), EINVAL, "completions is NULL");
     FAILS(rtrs_pread(queue, bytes, 100, 0), EINVAL, "length 100");
     FAILS(rtrs_pwrite(queue, NULL, 512, 0), EINVAL, "NULL");
-    FAILS(rtrs_extents(queue, 0, 512, &extent, 0), EINVAL, "room");
+    FAILS(rtrs_extents(queue, 0, 512, &extent, 0), EINVAL, "number of results");
 
     /* A full queue of one request. */
     CHECK(rtrs_submit_write(queue, bytes, 512, 0, 0, bytes) == 0);

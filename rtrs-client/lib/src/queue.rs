@@ -214,10 +214,13 @@ impl Queue {
         let invalid = |text: String| Error::new(ErrorKind::Invalid, text);
         let (pieces, bytes) = request.memory_size();
         if pieces > PIECES_MAX {
-            return Err(invalid(format!("{pieces} buffers are too many; use {PIECES_MAX}")));
+            return Err(invalid(format!(
+                "{pieces} buffers are too many; use at most {PIECES_MAX}"
+            )));
         }
         if bytes > self.io_max as usize {
-            let text = format!("{bytes} bytes are too many for a request; use {}", self.io_max);
+            let text =
+                format!("{bytes} bytes are too many for a request; use at most {}", self.io_max);
             return Err(invalid(text));
         }
         u32::try_from(request.len())

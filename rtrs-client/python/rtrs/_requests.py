@@ -150,9 +150,9 @@ class Limits:
                 text = f"{name} {value} is not a multiple of {self.block} bytes"
                 raise Error(errno.EINVAL, text)
         if length == 0:
-            raise Error(errno.EINVAL, "length 0 is not possible")
+            raise Error(errno.EINVAL, "length 0 is invalid")
         if offset + length > _OFFSETS:
-            raise Error(errno.EINVAL, f"a range of {length} bytes at {offset} is endless")
+            raise Error(errno.EINVAL, f"a range of {length} bytes at {offset} exceeds 64 bits")
         return offset, length
 
     def parts(self, offset: int, length: int, longest: int) -> Iterator[tuple[int, int]]:

@@ -83,7 +83,7 @@ def test_extents_cover_the_range(volume):
         (lambda volume: volume.pread(-512, 512), "offset -512"),
         (lambda volume: volume.pread(0, 0), "length 0"),
         (lambda volume: volume.pwrite(b"x", 0), "length 1 is not a multiple of 512"),
-        (lambda volume: volume.pread(1 << 64, 512), "endless"),
+        (lambda volume: volume.pread(1 << 64, 512), "exceeds 64 bits"),
         (lambda volume: volume.pread(64 * MIB, 512), "cannot read 512 bytes at 67108864"),
         (lambda volume: volume.discard(0, 700), "length 700"),
         (lambda volume: list(volume.extents(100)), "offset 100"),

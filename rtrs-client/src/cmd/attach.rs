@@ -39,16 +39,17 @@ use crate::settings::{AttachSettings, SessionSettings, Settings};
 pub struct AttachArgs {
     /// Names of the exports at the server; without --as, each also names its volume on this host
     ///
-    /// Several are volumes of one session: one process, one set of connections to the server. They
-    /// share all settings. Use --device auto, or --socket with {name} in its path.
+    /// Several exports become the volumes of one session, with one process and one set of
+    /// connections to the server. The volumes share all settings. Use --device auto, or --socket
+    /// with {name} in its path.
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 
     /// Name of the volume on this host, if not that of the export
     ///
-    /// All other commands take this name, and device links, sockets and NBD clients use it. With
-    /// it, exports of the same name at two servers can be attached. With several exports, give it
-    /// once for each, in the same order.
+    /// All other commands take this name, and device links, sockets and NBD clients use it.
+    /// Different names allow exports with the same name at two servers. With several exports,
+    /// repeat the flag for each, in the same order.
     #[arg(long = "as", value_name = "NAME")]
     pub local_names: Vec<String>,
 
@@ -87,7 +88,7 @@ pub struct AttachArgs {
     /// Try again for TIME (unit required, e.g. 1m) if the export cannot be opened [default: 0s]
     ///
     /// Applies while no path connects, or the server refuses the export. At most 10m. Intended for
-    /// services: at boot the server may start later than this host. With takeover it is at least
+    /// services: at boot the server may start later than this host. With takeover, the minimum is
     /// device-dead-timeout.
     #[arg(long, value_name = "TIME", default_value = "0s", hide_default_value = true)]
     pub retry_for: Within,
@@ -232,7 +233,9 @@ fn add_left_behind(plan: &mut AttachPlan) {
         }
         match plan.adding(&left.name, &left.settings) {
             Ok(volume) => plan.more.push(volume),
-            Err(error) => remark(format_args!("{} is left out: {}", left.name, error.chain())),
+            Err(error) => {
+                remark(format_args!("{} is not taken over: {}", left.name, error.chain()))
+            }
         }
     }
 }
@@ -244,7 +247,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     if args.source.print_config && !args.source.check {
         let names = args.volume_names()?;
         let [VolumeName { name, export }] = &names[..] else {
-            return Err(usage("the printed file is for one volume; name one"));
+            return Err(usage("--print-config supports only one volume; name one"));
         };
         let mut settings = args.settings(global)?;
         if export.is_some() {
@@ -296,8 +299,8 @@ fn check_readable_again(file: &Path) -> Result<(), Error> {
         return Ok(());
     }
     Err(usage(format!(
-        "--config {} can be read only by this process, and the session runs in another one; use a \
-         regular file, or --foreground",
+        "--config {} can be read only by this process, but the session runs in another process; \
+         use a regular file, or --foreground",
         file.display()
     )))
 }
@@ -319,7 +322,9 @@ fn show<T: Serialize>(
     global: &GlobalArgs,
 ) -> Result<(), Error> {
     global.output.print(value, text).map_err(|error: Error| {
-        let text = format!("{what} is attached, but this cannot be printed; detach to undo it");
+        let text = format!(
+            "{what} is attached, but the result cannot be printed; detach to undo the attach"
+        );
         Error::with_source(error.kind(), text, error)
     })
 }
@@ -333,8 +338,8 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     check_name("export name", export.as_ref().unwrap_or(name))?;
     if args.accept_new_identity {
         return Err(usage(
-            "--accept-new-identity is for attaching a session; without --identity, an added volume \
-             accepts any export, once what a dead process has left is detached",
+            "--accept-new-identity applies only when a session is attached; an added volume \
+             without --identity accepts any export unless a dead process left the volume attached",
         ));
     }
     let mut settings = args.own()?;
@@ -402,7 +407,7 @@ pub(super) fn start_daemon(
     read.map_err(system("cannot read the session's reply"))?;
     if let Some(outcomes) = line.strip_prefix(READY).map(outcomes) {
         let outcomes = outcomes.map_err(|error| {
-            let what = "the session's process is running, but its reply is not understood";
+            let what = "the session's process is running, but its reply is malformed";
             Error::with_source(ErrorKind::System, what, error)
         });
         outcomes.iter().flatten().for_each(Outcome::warn);
@@ -440,8 +445,8 @@ fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
             ErrorKind::InUse,
             match session_with_log(name, plan) {
                 Some(other) => format!(
-                    "{name} began the session of {other}, which still has its log; attach it there \
-                 with --session {other}, or detach the volumes of that session first"
+                    "the log of {name} belongs to the session of {other}, which began as {name}; \
+                     add {name} to that session with --session {other}, or detach its volumes first"
                 ),
                 None => format!("{name:?} is being attached or detached by another process"),
             },

@@ -81,8 +81,8 @@ impl BenchArgs {
     pub(super) fn plan(&self, global: &GlobalArgs) -> Result<BenchPlan, Error> {
         if self.local_name.is_some() {
             return Err(usage(
-                "bench attaches nothing, so --as has no meaning; name the export with --path, or \
-                 an attached volume without",
+                "bench attaches nothing, so omit --as; name the export with --path, or an attached \
+                 volume without --path",
             ));
         }
         let mut settings = self.settings(global)?;
@@ -144,7 +144,7 @@ fn confirm(plan: &BenchPlan) -> Result<(), Error> {
             return Ok(());
         }
     }
-    Err(usage(format!("{what}: pass --yes if nothing there is needed")))
+    Err(usage(format!("{what}; pass --yes if that data is not needed")))
 }
 
 fn measure(plan: &BenchPlan) -> Result<(), Error> {

@@ -26,7 +26,8 @@ pub struct CompareArgs {
 
     /// Compare only the first SIZE bytes
     ///
-    /// For example after a copy to a larger volume. Without it, different sizes are a difference.
+    /// Useful after a copy to a larger volume. Without this option, volumes of different sizes
+    /// differ.
     #[arg(long, value_name = "SIZE")]
     pub bytes: Option<ByteSize>,
 
@@ -71,7 +72,10 @@ pub(super) fn run(args: &CompareArgs, global: &GlobalArgs) -> Result<(), Error> 
             let text = match offset == compared.size {
                 false => format!("{first} and {second} differ at offset {offset}"),
                 true => {
-                    format!("{first} and {second} are equal up to offset {offset}, where one ends")
+                    format!(
+                        "{first} and {second} are equal up to offset {offset}, where the shorter \
+                         ends"
+                    )
                 }
             };
             Err(Error::new(ErrorKind::Unequal, text))

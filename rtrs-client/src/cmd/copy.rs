@@ -31,9 +31,10 @@ pub struct CopyArgs {
     #[arg(value_name = "DST")]
     pub destination: String,
 
-    /// Do not write holes and zeroes: all of DST reads as zeroes already
+    /// Do not write holes and zeroes; all of DST must already read as zeroes
     ///
-    /// For a new volume whose server does not report extents. Otherwise the copy is wrong.
+    /// For a new volume whose server does not report extents. If DST contains other data, the copy
+    /// is wrong.
     #[arg(long)]
     pub destination_is_zero: bool,
 
@@ -98,7 +99,7 @@ pub(super) fn run(args: &CopyArgs, global: &GlobalArgs) -> Result<(), Error> {
     };
     if summary.unchanged_bytes > 0 {
         remark(format!(
-            "{destination} is larger than {source}: its last {} bytes have not changed",
+            "{destination} is larger than {source}: its last {} bytes are unchanged",
             summary.unchanged_bytes
         ));
     }

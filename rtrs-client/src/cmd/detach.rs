@@ -44,10 +44,10 @@ pub struct DetachArgs {
 
     /// Detach even if the device or socket is in use; unwritten data is lost
     ///
-    /// Without this, a device that is mounted, open or otherwise in use is not detached, nor is a
-    /// volume with connected NBD clients or a virtual machine. The IO of its users fails. If the
-    /// process is dead, --force also forgets its unflushed writes: NBD clients get no error if the
-    /// server loses them.
+    /// Without this option, a device that is mounted, open or otherwise in use is not detached, nor
+    /// is a volume with connected NBD clients or a virtual machine. With it, the IO of the users
+    /// fails. If the process is dead, --force also forgets its unflushed writes: NBD clients get no
+    /// error if the server loses them.
     #[arg(long)]
     pub force: bool,
 }
@@ -182,7 +182,10 @@ impl Ended {
                 format!("{name} was dead; removed its socket\n")
             }
             Self::Freed(freed) => {
-                format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
+                format!(
+                    "{name} was not attached; freed the devices that it had left behind: \
+                     {freed:?}\n"
+                )
             }
         }
     }

@@ -45,9 +45,10 @@ impl FromStr for LinkArg {
 /// Source of paths besides the command line, and their certificates or keys.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct LinkSource {
-    /// Take the paths and keys from this YAML file of attach
+    /// Read the paths and keys from this configuration file of attach
     ///
-    /// The file of attach --config, with the paths of a session and its keys or certificates.
+    /// The file is that of attach --config, with the paths of a session and its keys or
+    /// certificates.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, usage};
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// List the sessions of all users; for root
+    /// List the sessions of all users (root only)
     ///
     /// Searches the default run directory of each user: /run/rtrs, /run/user/UID/rtrs and
     /// /tmp/rtrs-UID.
@@ -58,7 +58,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
 
 /// Hint for an empty list when the user is not root and so cannot list root's sessions.
 fn hint(run_dir: &RunDir, root_has_dir: bool) -> String {
-    let of_root = "; for those of root, use sudo rtrs-client list";
+    let of_root = "; for the sessions of root, use sudo rtrs-client list";
     let of_root = if root_has_dir { of_root } else { "" };
     format!("no session in {}{of_root}", run_dir.path().display())
 }
@@ -195,7 +195,7 @@ mod tests {
         assert!(lines[0].starts_with("UID      NAME "), "{list}");
         assert!(lines[1].starts_with("1000     a\\n\\u{1b}[31m "), "{list}");
         assert!(lines[1].contains(" dead "), "{list}");
-        assert_eq!(lines[2], "  why; attach it again; if nothing needs it anymore, detach it");
+        assert_eq!(lines[2], "  why; attach it again, or detach it if it is no longer needed");
         assert!(lines[3].starts_with("1000     b ") && lines[3].ends_with(" 7  -"), "{list}");
         assert!(lines[4].starts_with("  why; if its process is stopped, "), "{list}");
     }
@@ -204,8 +204,8 @@ mod tests {
     fn an_empty_list_names_the_directory_and_hints_at_the_sessions_of_root() {
         let dir = RunDir::new(Some("/run/user/7/rtrs".into())).unwrap();
         assert_eq!(hint(&dir, false), "no session in /run/user/7/rtrs");
-        let of_root =
-            "no session in /run/user/7/rtrs; for those of root, use sudo rtrs-client list";
+        let of_root = "no session in /run/user/7/rtrs; for the sessions of root, use sudo \
+                       rtrs-client list";
         assert_eq!(hint(&dir, true), of_root);
     }
 

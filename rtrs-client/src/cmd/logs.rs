@@ -110,7 +110,7 @@ fn print(text: &[u8]) -> Result<(), Error> {
 
 fn no_log(name: &str, path: &Path) -> Error {
     let text = format!(
-        "{name:?} has no log {}: it was attached in the foreground, or not with this run directory \
+        "{name:?} has no log {}: it was attached in the foreground or with another run directory \
          (check list and --run-dir)",
         path.display()
     );

@@ -119,15 +119,14 @@ pub enum Command {
     Save(SaveArgs),
     /// List attached sessions
     ///
-    /// One line per session in the run directory. A session whose process died is dead; one that
-    /// does not answer is unresponsive.
+    /// Prints one line per session in the run directory. A session is dead if its process died, and
+    /// unresponsive if it does not answer.
     List(ListArgs),
     /// Show a session with its state, paths and NBD connections
     ///
     /// NAME is the name of the volume, as list shows it. The exit code is 0 for a session that is
-    /// open, degraded (a path is not connected), connecting or detaching. It is 3 for one that
-    /// serves no IO: no-path, failed, evicted, identity-mismatch, dead or
-    /// unresponsive.
+    /// open, degraded (a path is not connected), connecting or detaching. It is 3 for a session
+    /// that serves no IO: no-path, failed, evicted, identity-mismatch, dead or unresponsive.
     Status(NameArgs),
     /// Show the counters and latencies of a session
     ///
@@ -141,15 +140,15 @@ pub enum Command {
     Top(TopArgs),
     /// Print the metrics of all sessions, or of one
     ///
-    /// In the text format of Prometheus, as served by GET /metrics (attach --metrics). For the
-    /// textfile collector of node_exporter, write it to a temporary file and rename that.
+    /// Prints the text format of Prometheus, which GET /metrics also serves (attach --metrics). For
+    /// the textfile collector of node_exporter, write to a temporary file and rename the file.
     Metrics(MetricsArgs),
     /// Serve the metrics of all sessions at one address
     ///
     /// Answers GET /metrics in the text format of Prometheus until SIGTERM, with the metrics of all
     /// sessions in the run directory at the time. A session that hangs has rtrs_client_session_up 0
-    /// and does not delay the others. rtrs-client-exporter.socket of the package starts it on the
-    /// first scrape.
+    /// and does not delay the others. The package's rtrs-client-exporter.socket starts the exporter
+    /// on the first scrape.
     Exporter(ExporterArgs),
     /// Print the log of a background session
     ///
@@ -165,10 +164,10 @@ pub enum Command {
     /// List the exports of servers
     ///
     /// Shows the exports that a server has by name, with size, block size and mode, and whether
-    /// another session has one open for writing. Those below its search path are not listed. Opens
-    /// nothing. Exits with 1 if a server does not answer or does not list its exports (discovery:
-    /// off at the server, an older rtrs-server, a kernel server). A server with access lists shows
-    /// only what this client may open; with keys or certificates it must authenticate.
+    /// another session has one open for writing. Exports below the search path are not listed. No
+    /// export is opened. Exits with 1 if a server does not answer or does not list its exports
+    /// (discovery: off at the server, an older rtrs-server, a kernel server). A server with access
+    /// lists shows only what this client may open; with keys or certificates it must authenticate.
     Discover(DiscoverArgs),
     /// List, add, remove, disconnect or reconnect the paths of a session
     ///
@@ -181,7 +180,7 @@ pub enum Command {
     Set(SetArgs),
     /// Print the settings of an attached session
     ///
-    /// Prints all, or those named.
+    /// Prints all settings, or only the named ones.
     Get(GetArgs),
     /// Change the path selection policy
     ///

@@ -29,10 +29,10 @@ pub struct SaveArgs {
     #[arg(long, value_name = "FILE")]
     pub output_file: Option<PathBuf>,
 
-    /// Leave out volumes that cannot be saved, including those of the file that is replaced
+    /// Omit volumes that cannot be saved, including volumes of the file that is replaced
     ///
-    /// Without this, nothing is written if a session is dead or does not answer, or if the file
-    /// lists a volume that is not attached.
+    /// Without this option, nothing is written if a session is dead or does not answer, or if the
+    /// file lists a volume that is not attached.
     #[arg(long)]
     pub force: bool,
 }
@@ -56,8 +56,8 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
         // `apply --prune` detaches it.
         left_out => {
             let text = format!(
-                "nothing was saved, because these volumes would be missing (--force leaves them \
-                 out):\n{}",
+                "nothing was saved, because these volumes would be missing (--force omits \
+                 them):\n{}",
                 left_out.join("\n")
             );
             return Err(Error::new(ErrorKind::System, text));
@@ -138,7 +138,7 @@ impl Saved {
         };
         for name in listed.iter().flat_map(Volume::names) {
             if self.names.iter().all(|one| one != name) {
-                self.left_out.push(format!("{name:?}: it is in {file} and is not attached"));
+                self.left_out.push(format!("{name:?}: it is listed in {file}, but not attached"));
             }
         }
     }
@@ -175,8 +175,8 @@ impl Shared {
         let (session, differ) = session_of_volumes(&self.plans);
         for name in differ {
             remark(format_args!(
-                "{name} does not have the settings that the file gives to the volumes of its \
-                 session; apply reports the difference"
+                "the settings of {name} differ from those that the file gives to all volumes of \
+                 the session; apply reports the difference"
             ));
         }
         session.into()
@@ -230,7 +230,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     // Otherwise a power loss could bring the old file back.
     let synced = replaced.map(|()| fs::File::open(dir_of(&path)).and_then(|dir| dir.sync_all()));
     synced?.map_err(|error| {
-        let text = format!("it was replaced, but its directory cannot be synced: {error}");
+        let text = format!("the file was replaced, but its directory cannot be synced: {error}");
         io::Error::new(error.kind(), text)
     })
 }

@@ -161,7 +161,7 @@ fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
         tracing::warn!(
             socket = socket.name,
             "connections to {socket} of the service manager are not served: no volume of the \
-             session has this socket or listen"
+             session has this socket or this listen address"
         );
     }
 }

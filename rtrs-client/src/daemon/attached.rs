@@ -379,7 +379,7 @@ impl AttachedSession {
         if let Some(add) = volume.add.take() {
             tracing::info!("{} is attached", add.name);
             let status = self.status(&add.name);
-            let gone = || "it is already detached".to_owned();
+            let gone = || "the volume is already detached".to_owned();
             add.reply(status.map(report::attached).ok_or_else(gone));
         }
     }

@@ -169,10 +169,12 @@ fn served_to(name: &str, clients: &[FrontEndClient]) -> String {
     }
     let users = users.join(", ");
     match clients {
-        [FrontEndClient::Machine(_)] => format!(
-            "{name:?} is used by a virtual machine: {users}; stop it first, or use --force, which \
-             takes the disk away from it"
-        ),
+        [FrontEndClient::Machine(_)] => {
+            format!(
+                "{name:?} is used by a virtual machine: {users}; stop it first, or use --force, \
+                 which removes its disk"
+            )
+        }
         _ => format!(
             "{name:?} is served to NBD clients: {users}; end them first, or use --force, which \
              ends their connections"
@@ -199,7 +201,7 @@ mod tests {
         assert_eq!(
             served_to("vol1", &[FrontEndClient::Machine(None)]),
             "\"vol1\" is used by a virtual machine: unknown; stop it first, or use --force, which \
-             takes the disk away from it"
+             removes its disk"
         );
     }
 }

@@ -56,9 +56,8 @@ pub(crate) fn become_dependable() {
     }
     if let Err(error) = become_io_flusher() {
         tracing::warn!(
-            "the kernel does not treat this process as one that carries IO ({error}): when memory \
-             runs short, the device may hang; run as root or with CAP_SYS_RESOURCE, on Linux 5.6 \
-             or newer"
+            "cannot mark this process as an IO flusher ({error}): when memory runs short, the \
+             device may hang; run as root or with CAP_SYS_RESOURCE, on Linux 5.6 or newer"
         );
     }
     if let Err(error) = refuse_oom_kill() {
@@ -149,7 +148,7 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
         let is_old = control.is_some_and(|control| !knows(control));
         if is_old || Instant::now() >= until {
             // Either the size has changed again, which the next event reports, or a shard is stuck.
-            tracing::debug!(size, "not all shards know this size of the device");
+            tracing::debug!(size, "not all shards have adopted this size of the device");
             return;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -201,7 +200,9 @@ pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
         match open_in_child(path, true, CLAIM_PATIENCE) {
             Ok(Probe::Opened) => return Ok(()),
             Ok(Probe::Refused(why)) => users.push(format!("claimed ({why})")),
-            Ok(Probe::TimedOut) => users.push("slow to open, as if its IO were stuck".into()),
+            Ok(Probe::TimedOut) => {
+                users.push("slow to open, perhaps because its IO is stuck".into())
+            }
             Err(error) => {
                 let text = format!("cannot determine whether {} is in use", path.display());
                 return Err(Error::with_source(ErrorKind::System, text, error));
@@ -211,7 +212,7 @@ pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
     let users = users.join(", ");
     let text = format!(
         "{name:?} is {}, which is {users}; end that first, or use --force, which fails the IO of \
-         its users and loses what they have not written yet",
+         its users and loses their unwritten data",
         path.display()
     );
     Err(Error::new(ErrorKind::InUse, text))
@@ -241,7 +242,7 @@ pub(crate) fn disconnect_all(all: &[Held], within: Duration) -> Vec<Option<Strin
     std::thread::scope(|scope| {
         let started: Vec<_> =
             all.iter().map(|held| scope.spawn(move || disconnect(held, within))).collect();
-        let failed = || Some("the thread that disconnected it has failed".to_owned());
+        let failed = || Some("the thread that disconnects the device has failed".to_owned());
         started.into_iter().map(|thread| thread.join().unwrap_or_else(|_| failed())).collect()
     })
 }
@@ -255,7 +256,7 @@ pub(crate) fn free(
     is_export: impl Fn(&str) -> bool,
 ) -> Result<Vec<PathBuf>, Error> {
     let freed = free_left_behind(|backend| volume_of(backend).is_some_and(&is_export));
-    let what = format!("cannot free what a session of {export_name:?} left behind");
+    let what = format!("cannot free the devices that a session of {export_name:?} left behind");
     freed.iter().flatten().copied().for_each(nbd_bridge::kernel::announce);
     let paths = |index: &u32| PathBuf::from(DeviceChoice::Index(*index).to_string());
     freed.map(|freed| freed.iter().map(paths).collect()).map_err(device_failed(what))

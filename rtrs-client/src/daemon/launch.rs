@@ -194,11 +194,15 @@ impl ShardHandle {
             answers.recv_timeout(left).map_err(|error| match error {
                 mpsc::RecvTimeoutError::Timeout => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    format!("a shard did not serve it within {} s", ADOPT_TIMEOUT.as_secs()),
+                    format!(
+                        "a shard did not take its kernel socket within {} s",
+                        ADOPT_TIMEOUT.as_secs()
+                    ),
                 ),
-                mpsc::RecvTimeoutError::Disconnected => {
-                    io::Error::new(io::ErrorKind::BrokenPipe, "a shard cannot serve; see the log")
-                }
+                mpsc::RecvTimeoutError::Disconnected => io::Error::new(
+                    io::ErrorKind::BrokenPipe,
+                    "a shard cannot serve its kernel socket; see the log",
+                ),
             })?;
         }
         Ok(())
@@ -357,7 +361,7 @@ struct Alarm {
 impl Drop for Alarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ = self.events.send(Event::ShardFailed(self.shard, "it panicked".into()));
+            let _ = self.events.send(Event::ShardFailed(self.shard, "panicked".into()));
         }
     }
 }
@@ -407,6 +411,6 @@ mod tests {
         let Ok(Event::ShardFailed(CoreIndex(1), why)) = reported.try_recv() else {
             panic!("no event")
         };
-        assert_eq!(why, "it panicked");
+        assert_eq!(why, "panicked");
     }
 }

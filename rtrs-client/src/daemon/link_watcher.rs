@@ -163,7 +163,7 @@ struct Listener {
 impl Listener {
     fn run(mut self, notify: impl Fn(NetworkChange)) {
         if let Err(error) = self.load_initial() {
-            tracing::debug!("the links that are up are not known: {error}");
+            tracing::debug!("cannot determine which links are up: {error}");
         }
         while !self.stop.load(Ordering::SeqCst) {
             match self.take_news() {

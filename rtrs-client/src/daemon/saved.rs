@@ -102,8 +102,8 @@ enum State {
 }
 
 /// Consequences of failing to write a file.
-const WITHOUT_EPOCH: &str = "the process that takes over cannot report writes that a server lost";
-const WITHOUT_IDENTITY: &str = "the process that takes over does not know which export to expect";
+const WITHOUT_EPOCH: &str = "after a takeover, writes that a server lost cannot be reported";
+const WITHOUT_IDENTITY: &str = "after a takeover, the export cannot be verified";
 
 /// Extensions of all files.
 const ALL: [&str; 5] = [EPOCH, IDENTITY, DETACHED, DEVICE, VOLUME];
@@ -246,7 +246,7 @@ impl Saved {
     pub(crate) fn save_volume(&self, volume: &SavedVolume) {
         match serde_json::to_string(volume) {
             Ok(text) => {
-                self.write(VOLUME, &text, "the process that takes over lacks this volume");
+                self.write(VOLUME, &text, "after a takeover, this volume is missing");
             }
             Err(error) => tracing::warn!("cannot save {:?}: {error}", volume.name),
         }

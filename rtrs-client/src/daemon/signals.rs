@@ -55,7 +55,7 @@ pub(crate) fn serve_signals(
 /// the log goes to standard error, which does not belong to this process.
 fn reopen_log() {
     let Some(path) = std::env::var_os(DAEMON_LOG) else {
-        return tracing::info!("SIGHUP: log not reopened: it is standard error");
+        return tracing::info!("SIGHUP: log not reopened, because it is standard error");
     };
     let path = Path::new(&path);
     // The lock shows that the session's process is alive (`own_log` of the attach command).

@@ -256,7 +256,7 @@ fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>,
         (Some(left), Some(given)) if left.contradicts(&given) => {
             let text = format!(
                 "cannot attach: the dead process used {left}, but identity is {given}; correct \
-                 it, or if the volume was moved, detach it first or set --accept-new-identity"
+                 identity, or if the volume was moved, detach it first or set --accept-new-identity"
             );
             Err(Error::new(ErrorKind::Usage, text))
         }

@@ -70,24 +70,24 @@ pub(crate) enum PathEnd {
     #[error("the server did not authenticate")]
     AuthTimeout,
     /// The server did not answer an open in time.
-    #[error("opening the device was not answered")]
+    #[error("the server did not answer the open of the device")]
     OpenTimeout,
     /// The server did not answer a close in time.
-    #[error("closing the device was not answered")]
+    #[error("the server did not answer the close of the device")]
     CloseTimeout,
     /// The server did not answer a move in time.
-    #[error("moving the device was not answered")]
+    #[error("the server did not answer the move of the device")]
     MoveTimeout,
     /// The server did not answer a fence in time.
-    #[error("a fence was not answered in time")]
+    #[error("the server did not answer a fence in time")]
     FenceTimeout,
     /// The requests of a leaving path did not finish in time.
-    #[error("its requests did not finish within the time limit")]
+    #[error("the requests of the path did not finish within the time limit")]
     LeaveTimeout,
     /// The server was silent for this time. If `confirmed`, it answered over another path.
     #[error(
         "silent for {ms} ms{}",
-        if *.confirmed { " while another path was answered" } else { "" }
+        if *.confirmed { " while another path received answers" } else { "" }
     )]
     Silent { ms: u128, confirmed: bool },
     /// A link on this host failed; the text describes the failure.
@@ -98,8 +98,8 @@ pub(crate) enum PathEnd {
     Evicted,
     /// The server claims an eviction without proof.
     #[error(
-        "cannot connect: the server says that it evicted this session, but does not prove that it \
-         is the server that opened it; detach, and attach again if it was evicted"
+        "cannot connect: the server reports an eviction of this session, but does not prove that \
+         it opened the session; if the session was evicted, detach, and attach again"
     )]
     UnprovenEviction,
     /// An impossible state: a bug in this client.
@@ -161,13 +161,15 @@ fn describe_unconnected(reason: &CloseReason) -> String {
 fn describe_session_refusal(errno: u16, session: &str) -> String {
     let hint = match errno {
         errno::EEXIST => {
-            "another session there has this name; choose another with --session-name, or end the \
-             other session"
+            "another session on the server has this name; choose another name with --session-name, \
+             or end the other session"
         }
-        errno::EINVAL => "the server does not accept this name; choose another with --session-name",
+        errno::EINVAL => {
+            "the server does not accept this name; choose another name with --session-name"
+        }
         errno::EACCES => "the server's access lists do not admit this client to the session",
-        errno::ENOMEM => "the server has no memory for the session; its log says why",
-        _ => "the server's log says why",
+        errno::ENOMEM => "the server has no memory for the session; see its log",
+        _ => "see the server's log",
     };
     format!("the server refused session {session:?}: {} ({hint})", errno_name(errno))
 }
@@ -177,10 +179,10 @@ fn describe_info_end(reason: &CloseReason, session: &str, has_extensions: bool) 
     let hint = match reason {
         // The server did not close the connection.
         CloseReason::TimedOut => "",
-        _ if has_extensions => "; the server's log says why",
+        _ if has_extensions => "; see the server's log",
         _ => {
-            "; perhaps another session there has this name (--session-name): the server's log \
-             says why"
+            "; perhaps another session on the server has this name (--session-name): see the \
+             server's log"
         }
     };
     format!("the connection ended in the handshake of session {session:?}: {reason}{hint}")
@@ -219,7 +221,7 @@ mod tests {
         assert!(refused.starts_with(text), "{refused}");
         let silent = |confirmed| PathEnd::Silent { ms: 700, confirmed }.to_string();
         assert_eq!(silent(false), "silent for 700 ms");
-        assert_eq!(silent(true), "silent for 700 ms while another path was answered");
+        assert_eq!(silent(true), "silent for 700 ms while another path received answers");
         let lost = CloseReason::Lost("connection refused".to_owned());
         let failed = ConnectFailure::Failed(lost.clone());
         assert_eq!(PathEnd::from(&failed).to_string(), "connection refused");
@@ -234,8 +236,8 @@ mod tests {
         let refused = |errno| PathEnd::SessionRefused { errno, session: session() };
         let taken = refused(errno::EEXIST);
         assert_eq!(taken.errno(), Some(errno::EEXIST));
-        let text = "the server refused session \"host-vol0\": EEXIST (another session there has \
-                    this name";
+        let text = "the server refused session \"host-vol0\": EEXIST (another session on the \
+                    server has this name";
         assert!(taken.to_string().starts_with(text), "{taken}");
         let invalid = refused(errno::EINVAL).to_string();
         assert!(invalid.contains("EINVAL (the server does not accept this name"), "{invalid}");
@@ -250,8 +252,9 @@ mod tests {
                 let text = "the connection ended in the handshake of session \"host-vol0\": ";
                 let text = text.to_owned() + shown;
                 assert!(ended.starts_with(&text), "{ended}");
-                assert!(ended.ends_with("the server's log says why"), "{ended}");
-                let is_guessed = ended.contains("perhaps another session there has this name");
+                assert!(ended.ends_with("see the server's log"), "{ended}");
+                let is_guessed =
+                    ended.contains("perhaps another session on the server has this name");
                 assert_eq!(is_guessed, !has_extensions, "{ended}");
             }
         }

@@ -77,7 +77,7 @@ pub(crate) enum AuthError {
     /// The server offers no proof to a client that requires one.
     #[error(
         "the server does not prove its identity: it has no certificates or keys, is too old for \
-         that over this transport, or is a kernel server; to trust it without proof, unset \
+         proofs over this transport, or is a kernel server; to trust it without proof, unset \
          key-file and tls-dir"
     )]
     NoProof,
@@ -98,12 +98,10 @@ pub(crate) enum AuthError {
 
 fn describe_refusal(errno: u16, asked: bool) -> String {
     match errno {
-        errno::EACCES if asked => {
-            "the server does not prove its identity; its log says why".to_owned()
-        }
+        errno::EACCES if asked => "the server does not prove its identity; see its log".to_owned(),
         errno::EACCES => {
-            "the server does not accept this client: its key or certificate is not known there, \
-             or no access list names it; the server's log says why"
+            "the server does not accept this client: the client's key or certificate is unknown to \
+             it, or no access list names the client; see the server's log"
                 .to_owned()
         }
         errno::EBUSY => "the server is busy authenticating other clients".to_owned(),

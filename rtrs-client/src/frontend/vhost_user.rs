@@ -21,7 +21,7 @@ use crate::plan::AttachPlan;
 use crate::settings::give_socket;
 
 /// Complaint about a guest whose memory is a private copy of the file that its monitor passed.
-const NOT_SHARED: &str = "the guest kicks its queues, and no request appears in them: its memory \
+const NOT_SHARED: &str = "the guest kicks its queues, but no request appears in them: its memory \
                           is not shared; use share=on of memory-backend-memfd with QEMU, <access \
                           mode='shared'/> with libvirt, --memory shared=on with cloud-hypervisor";
 

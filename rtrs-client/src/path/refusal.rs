@@ -6,8 +6,9 @@ use rtrs_core::fabric::ConnectFailure;
 use rtrs_core::identity::EvictionSecret;
 use rtrs_core::wire::{ConnRsp, Extensions, errno, errno_name};
 
-const NOT_ADMITTED: &str = " (the server's access lists do not admit this client, or not to this \
-                            session: all its paths must prove the same name; its log says why)";
+const NOT_ADMITTED: &str = " (the server's access lists do not admit this client, or this path \
+                            proves another name than the session's other paths; see the server's \
+                            log)";
 
 /// Rejection of a connect request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ impl fmt::Display for Rejection {
                  refuses IPv4 alongside IPv6)"
             }
             104 => " (the server still holds the old path, or speaks another version)",
-            6 => " (the address of another server; every --path must reach the same one)",
+            6 => " (the address of another server; every --path must reach the same server)",
             13 if self.authenticates => {
                 " (the server's access lists do not admit this client without a name; to \
                  authenticate, use tls:// or rdma:// with key-file and server-key, or tls-dir)"
@@ -51,7 +52,7 @@ impl fmt::Display for Rejection {
             13 => NOT_ADMITTED,
             errno::ENOMEM => {
                 " (the session's chunks do not fit memory-max at the server, or it has no memory; \
-                 its log says which)"
+                 see its log)"
             }
             errno::EUSERS => {
                 " (the server has reached its maximum number of sessions: raise sessions-max \
@@ -59,10 +60,12 @@ impl fmt::Display for Rejection {
             }
             errno::EDQUOT => {
                 " (a limit of the server: half-open-max, or the number of paths or connections of \
-                 a session; its log says which)"
+                 a session; see its log)"
             }
             116 => " (the server's operator evicted this session: detach, and attach again)",
-            95 => " (it answers pings only, or its RDMA device lacks something; see its log)",
+            95 => {
+                " (it answers pings only, or its RDMA device lacks a required feature; see its log)"
+            }
             _ => "",
         };
         write!(f, ": {}{hint}", errno_name(errno))

@@ -159,7 +159,7 @@ fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
         (None, None) => Ok(()),
         (None, Some(_)) => Err(usage("nbd-tls-dir needs nbd-tls; set nbd-tls require, or on")),
         (Some(_), _) if listen.is_none() => Err(usage(format!(
-            "nbd-tls {nbd_tls} needs a TCP address; set listen too, or leave nbd-tls out"
+            "nbd-tls {nbd_tls} needs a TCP address; set listen too, or omit nbd-tls"
         ))),
         (Some(_), None) => Err(usage(format!(
             "nbd-tls {nbd_tls} needs certificates; set nbd-tls-dir to a directory with \
@@ -437,7 +437,7 @@ impl AttachPlan {
         let control = self.run_dir.control_socket(name);
         if socket_state(&control)? == SocketState::InUse {
             let text = format!(
-                "{name:?} is already attached (control socket {}); see `list`; attach this one \
+                "{name:?} is already attached (control socket {}); see `list`; attach this export \
                  under another name with --as NAME, or detach the other first",
                 control.display()
             );

@@ -53,8 +53,8 @@ impl AttachPlan {
     pub(crate) fn activate(&mut self, passed: &[PassedSocket]) -> Result<(), Error> {
         if !passed.is_empty() && !self.settings.foreground {
             return Err(usage(
-                "the service manager passes sockets, which a session in the background does not \
-                 get; add --foreground",
+                "the service manager passes sockets, which a background session cannot use; add \
+                 --foreground",
             ));
         }
         self.note_passed(passed)?;

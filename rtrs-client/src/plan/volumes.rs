@@ -55,8 +55,8 @@ impl VolumeName {
         }
         if locals.len() != exports.len() {
             return Err(usage(format!(
-                "{} names after --as do not match {} exports; give --as once for each, in their \
-                 order",
+                "{} names after --as do not match {} exports; give --as once for each export, in \
+                 the same order",
                 locals.len(),
                 exports.len()
             )));
@@ -238,7 +238,7 @@ fn check_shared(settings: &Settings) -> Result<(), Error> {
     if attach.listen.is_some() {
         return Err(usage(
             "several volumes cannot listen at one address; use device or socket, or add each \
-             with --session and its own address",
+             volume with --session and its own address",
         ));
     }
     if attach.device.is_some_and(|device| device.get() != DeviceChoice::Auto) {
@@ -247,8 +247,8 @@ fn check_shared(settings: &Settings) -> Result<(), Error> {
     let mut sockets = attach.socket.iter().chain(&attach.vhost_user);
     if let Some(path) = sockets.find(|path| !named(path)) {
         return Err(usage(format!(
-            "several volumes cannot share the socket {}; write {NAME} in the path, which stands \
-             for the name of each",
+            "several volumes cannot share the socket {}; write {NAME} in the path, which is \
+             replaced by the name of each volume",
             path.display()
         )));
     }
@@ -259,7 +259,7 @@ fn check_shared(settings: &Settings) -> Result<(), Error> {
     }
     if session.identity.is_some() {
         return Err(usage(
-            "several volumes cannot share an identity; leave it out, or add each with --session \
+            "several volumes cannot share an identity; omit it, or add each volume with --session \
              and its own identity",
         ));
     }

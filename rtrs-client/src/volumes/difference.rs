@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn an_evicted_session_is_not_reused() {
         let found = Found::Running(Box::new(Running {
-            ended: Some("the server evicted it"),
+            ended: Some("the server evicted the session"),
             ..running(BASE)
         }));
         let task = task(&wanted(BASE), &found);

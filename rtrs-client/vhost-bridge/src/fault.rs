@@ -22,10 +22,10 @@ pub(crate) enum Fault {
     #[error("a descriptor of zero bytes")]
     Empty,
     /// An address outside the guest's memory.
-    #[error("memory at {0:#x}, which the guest does not have")]
+    #[error("memory at {0:#x}, outside the guest's memory")]
     Address(u64),
     /// A device-readable descriptor after a device-writable one.
-    #[error("a descriptor to read after one to write")]
+    #[error("a readable descriptor after a writable one")]
     Order,
     /// An indirect table in an indirect table.
     #[error("an indirect table in an indirect table")]
@@ -46,7 +46,7 @@ pub(crate) enum Fault {
     #[error("the record of requests in flight does not fit the ring")]
     Inflight,
     /// The file behind the guest's memory was truncated.
-    #[error("memory of the guest was taken away")]
+    #[error("guest memory was truncated")]
     Truncated,
     /// A request that is in flight twice, or more requests than the ring has descriptors.
     #[error("more requests in flight than the ring has descriptors")]

@@ -78,7 +78,9 @@ impl GuestRegion {
         let page = u64::try_from(system.f_bsize).map_err(io::Error::other)?.max(1);
         let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page);
         if system.f_type == HUGETLBFS_MAGIC && !is_whole {
-            return Err(bad("a region of huge pages that does not consist of whole ones"));
+            return Err(bad(
+                "a region of huge pages whose size is not a multiple of the page size",
+            ));
         }
         let length = usize::try_from(len).map_err(io::Error::other)?;
         let memory = Region::watched(file.as_fd(), offset, length, alarm)?;

@@ -203,7 +203,7 @@ impl Monitor {
         drop(reply);
         match applied.recv_timeout(LOG_TIME) {
             Err(RecvTimeoutError::Timeout) => {
-                Err(Error::InvalidOperation("the shards do not take the dirty log"))
+                Err(Error::InvalidOperation("the shards did not adopt the dirty log in time"))
             }
             Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
         }
@@ -290,7 +290,7 @@ const LOG_TIME: Duration = Duration::from_secs(30);
 
 /// Fails because the device does not offer the operation.
 fn not_offered<T>() -> Result<T> {
-    Err(Error::InvalidOperation("the device does not offer this"))
+    Err(Error::InvalidOperation("the device does not support this operation"))
 }
 
 impl VhostUserBackendReqHandlerMut for Monitor {
@@ -492,7 +492,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
         let size = checked(AreaSize { rings: num_queues, descriptors: queue_size })?;
         if mmap_size < size.bytes() {
-            return Err(Error::InvalidOperation("a record shorter than its rings need"));
+            return Err(Error::InvalidOperation("a record that is too short for its rings"));
         }
         let area = Area::map(size, &file, mmap_offset, &self.alarm);
         let area = area.map_err(Error::ReqHandlerError)?;

@@ -365,7 +365,7 @@ impl Queues {
                     && let Some(repeated) = self.shared.admit(Line::LeftOut)
                 {
                     let (name, count) = (&self.shared.name, vring.refused());
-                    let text = "requests of an earlier process cannot be read, and are left out";
+                    let text = "requests of an earlier process are malformed and were skipped";
                     tracing::warn!(repeated, "{name}: ring {number}: {count} {text}");
                 }
                 if vring.is_continued() {

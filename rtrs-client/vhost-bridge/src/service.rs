@@ -254,7 +254,7 @@ impl Serving {
         self.shared.connected(pid);
         if let Some(repeated) = self.shared.admit(Line::Connected) {
             let name = &self.shared.name;
-            tracing::info!(pid, repeated, "{name}: a virtual machine monitor has connected");
+            tracing::info!(pid, repeated, "{name}: virtual machine monitor connected");
         }
         // The monitor reads the current size now, so earlier changes need no message.
         self.shared.take_change();
@@ -267,7 +267,7 @@ impl Serving {
             && let Some(repeated) = self.shared.admit(Line::NotShared)
         {
             let name = &self.shared.name;
-            let text = "the guest has kicked its queues, and no request appeared in them";
+            let text = "the guest kicked its queues, but no request appeared in them";
             tracing::warn!(repeated, "{name}: {text}; its memory must be shared");
         }
         self.shared.disconnected(is_in_use);
@@ -281,7 +281,7 @@ impl Serving {
             match self.wait(Some(watched))? {
                 Event::Stop => return Ok(false),
                 Event::Truncation => {
-                    self.log_end(&Error::InvalidOperation("memory of the guest was taken away"));
+                    self.log_end(&Error::InvalidOperation("guest memory was truncated"));
                     return Ok(true);
                 }
                 Event::Connection => self.refuse(),
@@ -291,8 +291,8 @@ impl Serving {
                     let late = match exchange.wait(MESSAGE_TIME)? {
                         Wait::Stop => return Ok(false),
                         Wait::Ready => None,
-                        Wait::NoMessage => Some("a message does not end"),
-                        Wait::NoRoom => Some("answers are not read"),
+                        Wait::NoMessage => Some("a message is incomplete"),
+                        Wait::NoRoom => Some("the monitor does not read answers"),
                     };
                     let read = match late {
                         Some(why) => Err(Error::InvalidOperation(why)),
@@ -312,7 +312,7 @@ impl Serving {
         let name = &self.shared.name;
         if matches!(error, Error::Disconnected) {
             if let Some(repeated) = self.shared.admit(Line::Disconnected) {
-                tracing::info!(repeated, "{name}: the virtual machine monitor has gone");
+                tracing::info!(repeated, "{name}: virtual machine monitor disconnected");
             }
         } else if let Some(repeated) = self.shared.admit(Line::Message(error.to_string())) {
             tracing::warn!(repeated, "{name}: virtual machine monitor: {error}");
@@ -340,7 +340,7 @@ impl Serving {
             && let Some(repeated) = self.shared.admit(Line::SizeNotTold)
         {
             let name = &self.shared.name;
-            tracing::warn!(repeated, "{name}: the guest does not learn its new size: {error}");
+            tracing::warn!(repeated, "{name}: cannot announce the new size to the guest: {error}");
         }
     }
 
@@ -349,7 +349,7 @@ impl Serving {
         let is_refused = self.accept().is_some();
         if is_refused && let Some(repeated) = self.shared.admit(Line::Refused) {
             let name = &self.shared.name;
-            tracing::warn!(repeated, "{name}: connection refused: a monitor is connected already");
+            tracing::warn!(repeated, "{name}: connection refused: a monitor is already connected");
         }
     }
 }

@@ -15,7 +15,7 @@ pub enum FabricError {
         source: io::Error,
     },
     /// The queue pair is unknown, closed or in error.
-    #[error("the queue pair is not usable")]
+    #[error("the queue pair is unusable")]
     QpState,
     /// The send or receive queue is full: the caller exceeded its own limit.
     #[error("the queue is full")]
@@ -42,7 +42,7 @@ impl FabricError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// This end closed the connection.
-    #[error("closed by us")]
+    #[error("closed locally")]
     Local,
     /// The peer closed the connection gracefully.
     #[error("closed by the peer")]

@@ -7,9 +7,9 @@ use super::raw::UnknownKey;
 use crate::fabric::peer::ProofError;
 
 /// The client's certificate was verified, but does not identify it.
-pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
-                                  name, a URI or a common name, and below a CA with name \
-                                  constraints one of a form that they cover";
+pub(super) const NO_NAME: &str = "the client's certificate has no usable name: a DNS name, a URI \
+                                  or a common name, of a form that the name constraints of its \
+                                  CAs, if any, cover";
 /// Reason why the peer rejected a key.
 const UNKNOWN: &str = "our key is not known to the peer";
 /// One side has keys and the other certificates, or they have no cipher in common.
@@ -250,7 +250,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
         (
             "during the TLS handshake",
             "check that the server listens there on tls://, and that both ends use certificates \
-             (tls-dir) or both keys (key-file); its log says why",
+             (tls-dir) or both keys (key-file); see its log",
         ),
         ("use tls://", "connect with tls://"),
     ];

@@ -62,8 +62,8 @@ pub fn writable_by_others(path: &Path) -> Option<String> {
     let path = path.display();
     (mode & 0o022 != 0).then(|| {
         format!(
-            "others can change {path} (mode {mode:03o}), which defines trust; run chmod go-w \
-             {path}"
+            "{path}, which defines trust, is writable by other users (mode {mode:03o}); run chmod \
+             go-w {path}"
         )
     })
 }

@@ -139,9 +139,8 @@ impl Lists {
             && let Some(name) = foreign.first()
         {
             return refuse(format!(
-                "it has no list of a CA that is known here, only one of {name}, which is not in \
-                 ca-cert.pem: no session could begin; use the list of your CA, or append an \
-                 intermediate CA to ca-cert.pem"
+                "it has no list of a CA in ca-cert.pem, only one of {name}: no session could \
+                 begin; use the list of your CA, or append the intermediate CA to ca-cert.pem"
             ));
         }
         let lists = Self { path, all, notes: Vec::new() };
@@ -162,14 +161,13 @@ impl Lists {
             let (path, name) = (self.path.display(), ca_name(&ca.subject));
             if signs_through(&ca.subject) {
                 format!(
-                    "{path} has no list of {name}, which is in ca-cert.pem: a CA that it signed \
-                     and has revoked is trusted; append its list"
+                    "{path} has no list of {name}, which is in ca-cert.pem: intermediate CAs that \
+                     it has revoked are still trusted; append its list"
                 )
             } else {
                 format!(
-                    "{path} has no list of {name}, which is in ca-cert.pem: anyone with a \
-                     certificate that this CA itself has signed is refused; append its list, \
-                     which may be empty"
+                    "{path} has no list of {name}, which is in ca-cert.pem: certificates issued \
+                     directly by this CA are refused; append its list, which may be empty"
                 )
             }
         };
@@ -183,8 +181,8 @@ impl Lists {
         let parsed = revoked.filter_map(|ca| EndEntityCert::try_from(ca).ok());
         let text = |ca: EndEntityCert<'_>| {
             format!(
-                "{} revokes {}, which is in ca-cert.pem: no certificate that this CA has signed is \
-                 accepted; remove the CA from ca-cert.pem",
+                "{} revokes {}, which is in ca-cert.pem: certificates issued by this CA are \
+                 refused; remove the CA from ca-cert.pem",
                 self.path.display(),
                 ca_name(ca.subject())
             )
@@ -196,8 +194,8 @@ impl Lists {
     fn foreign_lists(&self, names: &[String]) -> Vec<String> {
         let text = |name: &String| {
             format!(
-                "{} has a list of {name}, which is not in ca-cert.pem: it applies only if a peer \
-                 presents a certificate of that CA",
+                "{} has a list of {name}, which is not in ca-cert.pem: the list applies only if a \
+                 peer presents a certificate of that CA",
                 self.path.display()
             )
         };
@@ -211,8 +209,8 @@ impl Lists {
         let text = |list: &List| {
             let (day, path) = (list.until.as_str(), self.path.display());
             format!(
-                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: it is still used, but \
-                 lacks later revocations; replace it with a new one",
+                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: the list is still \
+                 used, but lacks later revocations; replace it with a new list",
                 ca_name(&list.issuer),
                 &day[..4],
                 &day[4..6],
@@ -233,8 +231,8 @@ impl Lists {
             let of = |list: &List| (list.number.len(), list.number.clone());
             (of(list) < of(then)).then(|| {
                 format!(
-                    "the list of {} in {} has number {}, the previous one has {}: it is \
-                     older, and may lack revocations",
+                    "the list of {} in {} has number {}, below the previous {}: the list is older \
+                     and may lack revocations",
                     ca_name(&list.issuer),
                     self.path.display(),
                     number(&list.number),
@@ -425,7 +423,7 @@ mod tests {
         let other = Authority::named("other CA");
         let (own, foreign) = (authority.list(&[7], 1, 2120), other.list(&[], 1, 2120));
         read(&dir, &own).unwrap();
-        refused(&dir, &foreign, "only one of the CA \"other CA\", which is not in ca-cert.pem");
+        refused(&dir, &foreign, "no list of a CA in ca-cert.pem, only one of the CA \"other CA\"");
         // The list has the same issuer name but a different key.
         let impostor = Authority::new().list(&[], 1, 2120);
         refused(&dir, &impostor, "the list of the CA \"test CA\" is not signed by the key");
@@ -460,7 +458,10 @@ mod tests {
         let all = authority.pem() + &other.pem() + &between.pem();
         fs::write(dir.0.join("ca-cert.pem"), all).unwrap();
         let text = warned(&(own.clone() + &between.list(&[], 1, 2120)));
-        assert!(text.contains("\"other CA\"") && text.contains("has revoked is trusted"), "{text}");
+        assert!(
+            text.contains("\"other CA\"") && text.contains("revoked are still trusted"),
+            "{text}"
+        );
         let all = own + &between.list(&[], 1, 2120) + &foreign;
         assert_eq!(warned(&all), "");
     }
@@ -500,7 +501,7 @@ mod tests {
         for number in [299, 44, 1] {
             let older = server(number, 2120);
             let reported = older.older_lists_than(&first);
-            let part = format!("has number {number}, the previous one has 300");
+            let part = format!("has number {number}, below the previous 300");
             assert!(reported.len() == 1 && reported[0].contains(&part), "{reported:?}");
             assert_eq!(older.changes_since(&first), ["ca-crl.pem"]);
         }

@@ -74,7 +74,8 @@ impl TlsServerConfig {
         let certificate = |of: &Self| of.sources.certificate.clone().map(|(it, _)| it);
         match self.check_own() {
             Err(error) if certificate(self) == certificate(before) => Ok(Some(format!(
-                "{}: it is still in use, and clients refuse it; all other changes take effect",
+                "{}: the certificate is still in use, and clients refuse it; all other changes \
+                 take effect",
                 error.chain()
             ))),
             checked => checked.map(|_| None),
@@ -138,8 +139,8 @@ impl TlsClientConfig {
         let Some((certificate, path)) = &self.sources.certificate else { return Ok(()) };
         check_purpose(certificate, path, End::Client)?;
         if !self.sources.is_named {
-            let why = "the certificate has no name that can be used; give it a DNS name, a URI or \
-                       a common name, and a DNS name if a CA of its chain has name constraints";
+            let why = "the certificate has no usable name; issue one with a DNS name, a URI or a \
+                       common name, or with a DNS name if a CA of its chain has name constraints";
             return Err(Error::Content { path: path.clone(), why: why.into() });
         }
         Ok(())
@@ -176,14 +177,15 @@ pub(super) fn check_purpose(
         // GnuTLS accepts such a certificate from a server.
         Some(webpki::Error::CaUsedAsEndEntity) if end == End::Client => Err(Error::Content {
             path: path.into(),
-            why: "the certificate is a CA certificate (basic constraints), which no server \
-                  accepts from a client; make one signed by the server's CA"
-                .into(),
+            why:
+                "the certificate is a CA certificate (basic constraints), which no server accepts \
+                 from a client; create a certificate signed by the server's CA"
+                    .into(),
         }),
         Some(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(Error::Content {
             path: path.into(),
             why: format!(
-                "the certificate is not for {peers} (extended key usage); make one with {usage} \
+                "the certificate is not for {peers} (extended key usage); create one with {usage} \
                  (certtool: {certtool})"
             ),
         }),
@@ -207,8 +209,8 @@ fn check_dates(
             refuse(format!("the certificate expired on {}; renew it", time(not_after)))
         }
         (Some(webpki::Error::CertNotValidYet { not_before, .. }), _) => refuse(format!(
-            "the certificate is not valid before {}, and now it is {}; check this \
-             host's clock",
+            "the certificate is not valid before {}, and the current time is {}; check this host's \
+             clock",
             time(not_before),
             time(now)
         )),

@@ -98,14 +98,14 @@ fn chain(
     match (proof.credential.kind, own.kind()) {
         (CredentialKind::RawKey, CredentialKind::Certificates) => {
             return refuse(
-                "the peer has a key and this end certificates: there is no kind of certificate \
-                 in common",
+                "the peer uses a key, but this end uses certificates: there is no kind of \
+                 certificate in common",
             );
         }
         (CredentialKind::Certificates, CredentialKind::RawKey) => {
             return refuse(
-                "the peer has certificates and this end a key: there is no kind of certificate \
-                 in common",
+                "the peer uses certificates, but this end uses a key: there is no kind of \
+                 certificate in common",
             );
         }
         _ => {}

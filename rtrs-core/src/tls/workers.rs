@@ -189,7 +189,7 @@ impl TlsEndpoint {
         match &*self.role.read() {
             Role::Server(config) => match config.check_own() {
                 Ok(soon) => soon,
-                Err(error) => Some(format!("{}: clients refuse it", error.chain())),
+                Err(error) => Some(format!("{}: clients refuse the certificate", error.chain())),
             },
             Role::Client(_) => None,
         }

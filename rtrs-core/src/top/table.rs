@@ -220,7 +220,7 @@ impl Layout {
             [
                 "",
                 "  p  show or hide paths",
-                "  t  where the time goes, or the loads, if not all columns fit",
+                "  t  switch between times and loads if not all columns fit",
                 "  h  show or hide this help",
                 "  q  quit",
             ]

@@ -21,7 +21,7 @@ pub struct Name {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The name does not fit in its field.
-    #[error("the name has {0} bytes, at most {NAME_LEN_MAX} fit")]
+    #[error("the name has {0} bytes; the maximum is {NAME_LEN_MAX}")]
     TooLong(usize),
     /// The name contains a NUL.
     #[error("the name has a NUL at byte {0}")]

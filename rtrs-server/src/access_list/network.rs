@@ -39,7 +39,8 @@ impl Network {
         let is_link_local = matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
         if !is_link_local || net.prefix_len() < 10 {
             let problem = ", which has an interface but is not link-local".to_owned();
-            let hint = format!("write {address}{len}; only addresses of fe80::/10 have one");
+            let hint =
+                format!("write {address}{len}; only addresses in fe80::/10 have an interface");
             return Err((problem, hint));
         }
         if name.is_empty() || name.contains(char::is_whitespace) {

@@ -24,7 +24,8 @@ fn replace(args: &mut Vec<OsString>) -> Option<String> {
     let word = args.get(1)?.to_str()?.to_owned();
     if OF_CLIENT.contains(&word.as_str()) {
         return Some(format!(
-            "a server exports; {word} is \"rtrs-client attach\" on the host that uses the export"
+            "{word} is not a server command; run \"rtrs-client attach\" on the host that uses the \
+             export"
         ));
     }
     let (_, words) = ALIASES.iter().find(|(alias, _)| *alias == word)?;

@@ -77,13 +77,13 @@ pub(super) fn manual() -> Manual {
             FormatPage {
                 name: "rtrs-server.yaml",
                 about: "configuration of rtrs-server",
-                description: "A file of rtrs-server --config, in YAML. Each key is also a flag of \
-                    the server, with the same name; flags override the file, and a repeatable flag \
-                    replaces its list. A missing key has its default, and an unknown one is an \
-                    error with its line.\n\n\
-                    rtrs-server --print-config prints a complete file. Changed exports, access \
-                    lists, certificates and keys apply after rtrs-server reload; the other keys \
-                    after a restart.",
+                description: "Configuration file for rtrs-server --config, in YAML. Each key is \
+                              also a flag of the server, with the same name; flags override the \
+                              file, and a repeatable flag replaces its list. A missing key has its \
+                              default. An unknown key is an error, reported with its \
+                              line.\n\nrtrs-server --print-config prints a complete file. Changed \
+                              exports, access lists, certificates and keys apply after rtrs-server \
+                              reload; the other keys after a restart.",
                 keys: KeyGroup::by_section(describe::<Settings>()),
                 example: SERVER_YAML,
             },

@@ -72,8 +72,8 @@ pub struct LowArgs {
 
     /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
-    /// Refuses what startup would refuse, such as a target that is locked, an address in use, or an
-    /// io_uring that the system refuses. Prints the warnings that startup would log. If this server
+    /// Fails on anything that would prevent a start, such as a locked target, an address in use, or
+    /// missing permission for io_uring. Prints the warnings that startup would log. If this server
     /// itself is running (its name, or without --name its address, in the same run directory),
     /// reports that and does not test what the server holds. Accepts no connections and changes
     /// nothing.
@@ -82,8 +82,8 @@ pub struct LowArgs {
 
     /// Do not start if any export cannot be opened
     ///
-    /// The same as --on-missing refuse, which it overrides. By default the server serves the other
-    /// exports, and opens the rest as soon as that is possible.
+    /// Equivalent to --on-missing refuse; overrides --on-missing. By default the server serves the
+    /// other exports, and opens the rest as soon as that is possible.
     #[arg(long)]
     pub strict: bool,
 
@@ -135,7 +135,7 @@ pub enum Command {
     /// Print the metrics of a running server
     ///
     /// In the text format of Prometheus, as served by GET /metrics (--metrics). For the textfile
-    /// collector of node_exporter, write it to a temporary file and rename that.
+    /// collector of node_exporter, write the output to a temporary file and rename that file.
     Metrics(MetricsArgs),
     /// Stop a running server without loss
     ///
@@ -151,20 +151,20 @@ pub enum Command {
     /// Other exports are not touched.
     #[command(subcommand)]
     Export(ExportCommand),
-    /// Read the configuration file of a running server again and apply its exports
+    /// Reload the configuration file of a running server and apply its exports
     ///
     /// SIGHUP does the same. Changes nothing if the configuration, a certificate or a key is wrong.
     /// First applies access lists and the files of tls-dir, key-file and clients-file, and ends the
     /// sessions of clients that are no longer accepted. Then adds, removes and changes exports. A
-    /// new one that cannot be opened counts as failed, as at a start; with --strict, no export
+    /// new export that cannot be opened counts as failed, as at startup; with --strict, no export
     /// changes in that case. An open export is not changed, but is reported. Reports other changed
     /// settings, which need a restart. Exits with 1 if an export differs from the configuration for
     /// any reason other than being open.
     Reload(ReloadArgs),
     /// Manage this server's key
     ///
-    /// Used by tls:// and rdma:// with --key-file, like the keys of ssh. Clients need what `show`
-    /// prints, as their server-key. No server needs to run.
+    /// Used by tls:// and rdma:// with --key-file, like the keys of ssh. Clients set the output of
+    /// `show` as their server-key. Works without a running server.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Write manual pages and shell completions

@@ -16,7 +16,7 @@ pub struct ReloadArgs {
     /// Print what a reload would change, and change nothing
     ///
     /// Configuration, certificates, keys and clients-file are read and checked. Targets are not
-    /// opened, so one that is locked is found only by the reload.
+    /// opened, so a locked target is detected only by the reload.
     #[arg(long)]
     pub dry_run: bool,
 
@@ -65,7 +65,7 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
         if restart.iter().any(|setting| setting == "log") {
-            out += "until then, `rtrs-server set log=LEVEL` changes the log\n";
+            out += "to change the log level now, use `rtrs-server set log=LEVEL`\n";
         }
     }
     out += &warnings_text(done.certificate.iter().chain(&done.warnings));
@@ -135,7 +135,11 @@ mod tests {
         );
         let text = text(&Reloaded { unchanged: 3, needs_force: true, ..done }, true);
         assert!(text.contains("would be closed: vol1;"), "{text}");
-        assert!(text.contains("1 session would be ended\nit would be refused without --force\n"));
+        assert!(
+            text.contains(
+                "1 session would be ended\nwithout --force, this change would be refused\n"
+            )
+        );
         assert!(text.contains("would be ended: 1 path of session db1-vol0"), "{text}");
         assert!(text.ends_with("\n1 export would change, 3 would stay\n"));
     }

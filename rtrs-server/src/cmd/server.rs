@@ -127,8 +127,8 @@ impl Server {
             0 => Err(Error::new(
                 ErrorKind::System,
                 format!(
-                    "no server has a control socket in {shown} (--run-dir); is one running? The \
-                     log of a server says why it could not create one"
+                    "no server has a control socket in {shown} (--run-dir); check that a server is \
+                     running, and its log for an error about the control socket"
                 ),
             )),
             1 => Ok(running.remove(0)),
@@ -183,8 +183,8 @@ impl Server {
             RequestError::Io(error) if takes_long && error.kind() == io::ErrorKind::TimedOut => {
                 let path = self.socket.display();
                 let text = format!(
-                    "the server at {path} has not finished the command, and may still do so; its \
-                     state and its log show the result"
+                    "the server at {path} has not finished the command yet and may still do so; \
+                     check its state and its log for the result"
                 );
                 Error::with_source(ErrorKind::System, text, error)
             }

@@ -9,7 +9,7 @@ use crate::control_protocol::Losses;
 use crate::stats::Revoked;
 
 /// Line of a dry run for a change that would need `--force`.
-pub(super) const NEEDS_FORCE: &str = "it would be refused without --force\n";
+pub(super) const NEEDS_FORCE: &str = "without --force, this change would be refused\n";
 
 /// Formats a size in the largest unit that gives a value of at least one.
 pub(super) fn bytes(bytes: u64) -> String {

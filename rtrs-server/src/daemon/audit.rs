@@ -68,7 +68,7 @@ impl Drop for AuditThread {
             std::thread::sleep(Duration::from_millis(1));
         }
         if !thread.is_finished() {
-            tracing::error!("the audit log is too slow; its last lines are lost");
+            tracing::error!("the audit log is too slow; the last lines are lost");
         }
     }
 }

@@ -37,8 +37,8 @@ impl ControlShard {
     ) -> Result<T, String> {
         match self.send(request).recv_timeout(ANSWER_TIMEOUT) {
             Ok(AdminReply::Refused(why)) => Err(why),
-            Ok(answer) => pick(answer).ok_or_else(|| "internal error: the wrong answer".into()),
-            Err(_) => Err("the server is ending, or too busy to answer".into()),
+            Ok(answer) => pick(answer).ok_or_else(|| "internal error: unexpected answer".into()),
+            Err(_) => Err("the server is stopping, or too busy to answer".into()),
         }
     }
 

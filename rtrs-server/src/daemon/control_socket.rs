@@ -37,9 +37,9 @@ use crate::stats::millis;
 const FLUSH_MIN: Duration = Duration::from_secs(1);
 
 /// Hint for a refused drain.
-const FORCE_HINT: &str = "; if data is already lost, flush at a client (sync there), which reports \
-                          the loss, and drain again, or use --force: clients learn of the loss \
-                          from the next server";
+const FORCE_HINT: &str = "; if data is already lost, flush at a client (sync), which reports the \
+                          loss, and drain again; or use --force: the next server reports the loss \
+                          to clients";
 
 /// A drain in progress, and the connection of its requester.
 struct Draining {
@@ -208,7 +208,7 @@ impl ServerControl {
 fn not_created(kind: ErrorKind, what: String, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            let hint = "make room in its file system, for inodes too, or use another --run-dir";
+            let hint = "free space and inodes in its file system, or use another --run-dir";
             Error::new(ErrorKind::System, format!("{what}: {error}; {hint}"))
         }
         _ => Error::with_source(kind, what, error),
@@ -505,7 +505,7 @@ mod tests {
         let full = refused(io::ErrorKind::StorageFull);
         assert_eq!(full.kind(), ErrorKind::System);
         let text = full.chain().to_string();
-        assert!(text.contains("a.srv: ") && text.contains("; make room in its file"), "{text}");
+        assert!(text.contains("a.srv: ") && text.contains("; free space and inodes"), "{text}");
         assert_eq!(refused(io::ErrorKind::AddrInUse).kind(), ErrorKind::InUse);
     }
 

@@ -284,16 +284,16 @@ impl Exports {
         let reason = found.as_ref().and_then(ExportSnapshot::explained);
         match (found, reason) {
             (Some(export), _) if export.found => format!(
-                "{name:?} is not an export of the configuration: a client opened it below \
-                 search-path ({}); it disappears when the last session closes it; detach it there, \
-                 or end the session with `session evict`; to keep it from being reopened, \
-                 move it out of search-path",
+                "{name:?} is not a configured export: a client opened it below search-path ({}); \
+                 it exists until the last session closes it; detach it at the client, or end the \
+                 session with `session evict`; to prevent a new open, move the target out of \
+                 search-path",
                 export.backing
             ),
             (Some(_), Some(why)) => format!("export {name:?} is not served: {why}"),
             (Some(export), None) if export.state == ExportState::Removing => format!(
-                "export {name:?} is being removed already; its file stays locked until the \
-                 requests that run at the backend finish"
+                "export {name:?} is already being removed; its file stays locked until the backend \
+                 has finished the running requests"
             ),
             _ => format!("there is no export {name:?}; `export list` shows all"),
         }

@@ -70,8 +70,8 @@ impl Key {
 fn doubt(id: Option<ExportId>) -> Option<&'static str> {
     match id {
         None => Some(
-            "cannot identify this export, so clients cannot distinguish it from another; set \
-             id=TEXT for the export",
+            "cannot derive an identity for this export, so clients cannot tell it from other \
+             exports; set id=TEXT for the export",
         ),
         Some(id) if id.is_weak() => Some(
             "no persistent ID for this export: its weak ID is valid only until the host reboots; \
@@ -118,8 +118,8 @@ impl Sources {
 
     fn no_server_id(&self) -> String {
         format!(
-            "cannot identify this server, so clients cannot distinguish it from another: {} has \
-             no machine id; set server-id",
+            "cannot derive an identity for this server, so clients cannot tell it from other \
+             servers: {} has no machine ID; set server-id",
             self.machine_id.display()
         )
     }

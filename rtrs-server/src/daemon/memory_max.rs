@@ -19,10 +19,9 @@ pub(super) fn of(set: &Settings, limits: Limits) -> u64 {
             let max = size.bytes();
             if max < path {
                 tracing::warn!(
-                    "memory-max {size} is less than the chunks of one path ({}): every \
-                     session gets a smaller queue depth, and clients that cannot use one, such as \
-                     the kernel's, are refused; raise memory-max, or lower queue-depth or \
-                     chunk-size",
+                    "memory-max {size} is less than the chunks of one path ({}): every session \
+                     gets a smaller queue depth, and clients that do not support this, such as the \
+                     kernel's, are refused; raise memory-max, or lower queue-depth or chunk-size",
                     ByteSize::new(path)
                 );
             }
@@ -31,7 +30,9 @@ pub(super) fn of(set: &Settings, limits: Limits) -> u64 {
         Auto::Auto => {
             let text = fs::read_to_string(MEMINFO).unwrap_or_default();
             let Some(total) = total_bytes(&text) else {
-                tracing::warn!("{MEMINFO} does not show the memory of this host: no memory-max");
+                tracing::warn!(
+                    "cannot read the size of memory from {MEMINFO}; running without memory-max"
+                );
                 return u64::MAX;
             };
             (2 * path).max(total / 4)

@@ -271,8 +271,8 @@ fn automatic(plan: &Plan, passed: &[PassedSocket]) -> (Vec<Target>, Option<Rdma>
 fn listen_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; choose another port, or end the process that has it (ss -ltnp); if systemd has it, \
-             start the service of its socket unit"
+            "; choose another port, or stop the process that uses it (ss -ltnp); if systemd uses \
+             it, start the service of its socket unit"
         }
         io::ErrorKind::AddrNotAvailable => "; choose an address of this host (ip addr)",
         io::ErrorKind::PermissionDenied => {

@@ -74,14 +74,14 @@ impl RunAs {
         let own = effective_user();
         if own != 0 {
             return refuse(&format!(
-                "this is user {own}, and only root can become another user; start the server as \
-                 root, or leave out --user"
+                "the server runs as user {own}, and only root can become another user; start the \
+                 server as root, or leave out --user"
             ));
         }
         let account = Account::find(&user.name, user.group.as_deref())
             .map_err(failed(ErrorKind::System, text.as_str()))?;
         if account.uid == 0 {
-            return refuse("that is root; name another user, or leave out --user");
+            return refuse("that user is root; choose another user, or leave out --user");
         }
         let this = Self { account };
         this.check_dir(run_dir(set)?.path(), "run-dir")?;
@@ -208,7 +208,7 @@ fn check_thread(status: &str, account: &Account) -> Result<(), String> {
     if name.starts_with(RING_THREADS) {
         return Ok(());
     }
-    let kept = |what: &str| Err(format!("thread {name} has kept {what}"));
+    let kept = |what: &str| Err(format!("thread {name} still has {what}"));
     // Text that is not a number yields a list that does not match.
     let numbers = |key: &str| -> Vec<u32> {
         line(key).split_whitespace().filter_map(|number| number.parse().ok()).collect()
@@ -261,7 +261,7 @@ mod tests {
             ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "a way to gain privileges"),
         ] {
             let bad = good.replace(from, to);
-            let why = format!("thread shard-0 has kept {what}");
+            let why = format!("thread shard-0 still has {what}");
             assert_eq!(check_thread(&bad, &account()), Err(why), "{to}");
         }
         assert_eq!(check_thread("Name:\tiou-wrk-17\nUid:\t0 0 0 0\n", &account()), Ok(()));
@@ -309,7 +309,7 @@ mod tests {
         }
         for (user, why) in [
             ("no-such-user", "cannot run as user no-such-user: there is no user \"no-such-user\""),
-            ("root", "cannot run as user root: that is root; name another user"),
+            ("root", "cannot run as user root: that user is root; choose another user"),
             ("nobody:no-such-group", "there is no group \"no-such-group\""),
         ] {
             let text = find(user);

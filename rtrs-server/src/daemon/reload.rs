@@ -36,8 +36,8 @@ use crate::settings::{ExportSpec, Settings, exports_dir};
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
 /// Warning for a reload whose exports another reload has already superseded.
-const SUPERSEDED: &str = "another reload has already applied a later reading of the \
-                          configuration; the exports follow that";
+const SUPERSEDED: &str = "another reload read the configuration later and has already applied it; \
+                          the exports match that configuration";
 
 /// Settings that a reload applies.
 pub(super) const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];

@@ -181,16 +181,16 @@ enum Refused {
     #[error("{0}")]
     System(#[from] io::Error),
     /// A link leads out of the search path.
-    #[error("it leads out of the search path, to {}", .0.display())]
+    #[error("the path leads out of search-path, to {}", .0.display())]
     Outside(PathBuf),
     /// The path changed during the lookup.
-    #[error("it changed while it was looked up: {0}")]
+    #[error("the path changed during the lookup: {0}")]
     Changed(io::Error),
     /// The server cannot resolve paths without following links.
     #[error("search-path needs openat2, which the kernel or a sandbox refuses: {0}")]
     NoOpenat2(io::Error),
     /// Neither a regular file nor a block device.
-    #[error("it is neither a regular file nor a block device")]
+    #[error("the path is neither a regular file nor a block device")]
     Kind,
 }
 

@@ -206,7 +206,7 @@ fn watch_changes(
     let reload = Reload::new(set, reread, setup.audit.clone(), tls);
     let changes = Arc::new(Changes::new(exports, reload));
     if let Err(error) = retry::watch(&changes, failures) {
-        tracing::error!("cannot try failed exports again: cannot start a thread: {error}");
+        tracing::error!("cannot retry failed exports: cannot start a thread: {error}");
     }
     match targets::watch(&changes, setup.control()) {
         Ok(examiner) => table.set_examiner(examiner),
@@ -338,14 +338,14 @@ fn stop_cleanly(exports: &Arc<ExportTable>, state: &StateDir) {
             Err(error) => tracing::error!(
                 export = &*export.name,
                 %error,
-                "cannot flush at the end; clients with unflushed writes are notified of a loss"
+                "the final flush failed; clients with unflushed writes will be notified of a loss"
             ),
         }
     }
     if !state.save_writers(WRITERS_MAX) {
         tracing::warn!(
-            "cannot save the last writers in state-dir; after this restart, a client that returns \
-             may write although another one has written meanwhile"
+            "cannot save the last writers in state-dir; after this restart, a returning client may \
+             write even though another client has written in the meantime"
         );
     }
 }

@@ -107,7 +107,7 @@ impl ExportCommands {
                 // A refused resize loses nothing, so it must not raise the epoch.
                 check_growth()?;
                 let rises = export.epoch.raise();
-                let why = "state-dir could not record the loss in time; nothing was changed; check \
+                let why = "cannot record the loss in state-dir in time; nothing was changed; check \
                            the disk of state-dir and its free space, and try again";
                 let noted = wait_saved(&export.epoch, rises).then_some(());
                 noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))?;
@@ -156,10 +156,10 @@ impl Losses {
         let (why, forced) = match was_cut {
             Some(end) if bytes > end => (
                 format!(
-                    "its target was truncated to {end} bytes and has {bytes} bytes again, but not \
-                     what it had beyond {end} bytes"
+                    "its target was truncated to {end} bytes and has {bytes} bytes again, but its \
+                     data beyond {end} bytes is lost"
                 ),
-                "which exports it as it is now",
+                "which exports its current content",
             ),
             Some(end) => (format!("its target was truncated to {end} bytes"), LOSES),
             None if to < had => (format!("{to} bytes are less than its {had}"), LOSES),
@@ -168,7 +168,7 @@ impl Losses {
         if !is_open()? {
             return Ok(());
         }
-        Err(format!("{why}, and it is open; detach it there, or use --force, {forced}"))
+        Err(format!("{why}, and it is open; detach it at the client, or use --force, {forced}"))
     }
 }
 
@@ -225,7 +225,7 @@ mod tests {
             let size = export.source.geometry().size;
             if hangs {
                 let why = resized.unwrap_err();
-                assert!(why.contains("state-dir could not record"), "{why}");
+                assert!(why.contains("cannot record the loss in state-dir"), "{why}");
                 assert_eq!((size, export.note_size()), (1 << 20, false));
             } else {
                 assert_eq!(resized.unwrap().size, 4096);
@@ -312,7 +312,7 @@ mod tests {
         assert!(refusal(4096).contains("was truncated to 4096 bytes, and it is open"));
         let why = refusal(8192);
         assert!(why.contains("was truncated to 4096 bytes and has 8192 bytes again"), "{why}");
-        assert!(why.ends_with("--force, which exports it as it is now"), "{why}");
+        assert!(why.ends_with("--force, which exports its current content"), "{why}");
     }
 
     #[test]

@@ -24,8 +24,8 @@ pub(super) fn wait_for_stuck_threads(tasks: &Path, within: Duration) -> Result<(
         let Some(name) = stuck.values().next() else { return Ok(()) };
         if Instant::now() >= until {
             return Err(format!(
-                "thread {name} waits for a file system or disk that does not answer; make that \
-                 answer, or remove the exports on it"
+                "thread {name} waits for a file system or disk that does not respond; repair that \
+                 file system or disk, or remove its exports"
             ));
         }
         thread::sleep(LOOK_AGAIN);

@@ -54,8 +54,8 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     }
     if has_keys(set) && !proves(&set.listen) {
         all.push(
-            "certificates or keys are set, but all portals are tcp://, where no client can prove \
-             who it is; add --listen tls://0.0.0.0:1234"
+            "certificates or keys are set, but all portals are tcp://, where clients cannot \
+             authenticate; add --listen tls://0.0.0.0:1234"
                 .to_owned(),
         );
     }
@@ -67,8 +67,9 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
         all.extend(plain.map(|portal| {
             format!(
                 "the portal {portal} admits no client: no client can authenticate there, and no \
-                 access rule is for clients without a name; remove it, or set access (for example \
-                 --access anyone@10.0.0.0/24:ro), which admits them without proof or encryption"
+                 access rule admits clients without a name; remove the portal, or set access (for \
+                 example --access anyone@10.0.0.0/24:ro), which admits clients without \
+                 authentication or encryption"
             )
         }));
     }
@@ -84,8 +85,8 @@ fn closed_exports(set: &Settings) -> Option<String> {
     }
     let names: Vec<String> = closed.iter().map(|spec| format!("{:?}", spec.name())).collect();
     Some(format!(
-        "no client can open {}: other exports have access lists, and this has none; add access to \
-         the export, or set access for all exports without their own list",
+        "no client can open {}: other exports have access lists, but this one has none; add access \
+         to the export, or set access for all exports without their own list",
         names.join(", ")
     ))
 }
@@ -126,7 +127,7 @@ fn rules_without_clients<'a>(
     let Some(tls) = tls else {
         return Some(format!(
             "the access rule for {first:?} admits no client: without certificates or keys no \
-             client has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
+             client has a name; set tls-dir or key-file, or use addresses (anyone@NETWORK)"
         ));
     };
     let unknown = named.filter(|name| !tls.may_know(name));
@@ -134,7 +135,8 @@ fn rules_without_clients<'a>(
     let names: Vec<String> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
         format!(
-            "access rules name {}, but clients-file has no such client: they admit no client",
+            "access rules name {}, but clients-file has no such client: these rules admit no \
+             client",
             names.join(", ")
         )
     })
@@ -165,7 +167,7 @@ fn user_warnings(set: &Settings) -> Vec<String> {
         && let Some(why) = why_denied_to(&account, dir, true)
     {
         all.push(format!(
-            "the audit log cannot be replaced when it is full: {why}; give it a directory that \
+            "the audit log cannot be rotated when it is full: {why}; move it to a directory that \
              belongs to {name}"
         ));
     }
@@ -343,8 +345,10 @@ mod tests {
             };
             for loose in [0o666, 0o620] {
                 mode(loose);
-                let what = format!("others can change {} (mode {loose:o})", path.display());
-                assert!(has(&warnings(set), &what), "{:?}", warnings(set));
+                let what = format!("is writable by other users (mode {loose:o})");
+                let path = path.display().to_string();
+                let names = |text: &String| text.contains(&path) && text.contains(&what);
+                assert!(warnings(set).iter().any(names), "{:?}", warnings(set));
             }
             mode(0o644);
             assert_eq!(warnings(set), [""; 0]);
@@ -370,6 +374,6 @@ mod tests {
         let why = format!("user nobody ({}) may not read {}", other.uid, key.display());
         assert!(has(&found, &format!("a reload will fail: {why}")), "{found:?}");
         assert!(has(&found, &format!("run chown nobody {}", key.display())), "{found:?}");
-        assert!(has(&found, "the audit log cannot be replaced when it is full"), "{found:?}");
+        assert!(has(&found, "the audit log cannot be rotated when it is full"), "{found:?}");
     }
 }

@@ -43,7 +43,7 @@ impl SyncFailures {
                 %status,
                 failures,
                 left_out,
-                "a sync failed: what was written since the last good flush may be lost; the next \
+                "a sync failed: data written since the last successful flush may be lost; the next \
                  flush of each session that has written fails"
             );
         }

@@ -13,7 +13,7 @@ pub enum InfoError {
     #[error("{0}")]
     Wire(WireError),
     /// Connections are missing.
-    #[error("INFO_REQ came with {0} connections missing")]
+    #[error("INFO_REQ arrived with {0} connections missing")]
     Early(u16),
     /// The name is not a valid session name.
     #[error("{0}")]
@@ -78,17 +78,17 @@ pub enum PathEnd {
     #[error("the client did not authenticate in time")]
     Unproved,
     /// The client has not authenticated, and others need its place.
-    #[error("the client had not authenticated, and others needed its place")]
+    #[error("the client had not authenticated and was evicted to make room")]
     CrowdedUnproved,
     /// Another path has authenticated the session's client, with a different queue depth.
-    #[error("another path authenticated the session's client, with another queue depth")]
+    #[error("another path authenticated the session with a different queue depth")]
     OtherClient,
     /// No client of the session authenticated in time.
     #[error("the session has no authenticated path left")]
     Orphaned,
     /// The session has opened no export, and others need its place.
     #[error(
-        "the session had opened no export, and others needed its place (half-open-max, \
+        "the session had opened no export and was evicted to make room (half-open-max, \
          sessions-max)"
     )]
     Crowded,

@@ -25,7 +25,7 @@ pub struct Joining {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
     /// The number of connections differs from the path's.
-    #[error("it announces {found} connections, but the path has {expected}")]
+    #[error("the client announces {found} connections, but the path has {expected}")]
     Count {
         /// Number announced by this connection.
         found: u16,

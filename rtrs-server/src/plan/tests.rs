@@ -132,12 +132,12 @@ fn values_and_combinations_are_validated() {
         ("chunk-size: 8G", "chunk-size 8G is not usable"),
         (
             "{queue-depth: 4096, chunk-size: 128k}",
-            "queue-depth 4096 with chunk-size 128k needs 29 bits and the wire has 28; use a \
+            "queue-depth 4096 with chunk-size 128k needs 29 bits, but the protocol has 28; use a \
              queue-depth of at most 2048, or a chunk-size of at most 64k",
         ),
         (
             "{queue-depth: 257, chunk-size: 1M}",
-            "queue-depth 257 with chunk-size 1M needs 29 bits and the wire has 28; use a \
+            "queue-depth 257 with chunk-size 1M needs 29 bits, but the protocol has 28; use a \
              queue-depth of at most 256, or a chunk-size of at most 512k",
         ),
         ("listen: []", "listen is empty; omit it or use auto"),
@@ -225,7 +225,7 @@ fn targets_are_checked_before_anything_starts() {
     }
     for (spec, text) in [
         (format!("v={dir}"), format!("cannot export \"v\": {dir} is a directory; export a file")),
-        (empty, "is empty; if it held data, restore that".into()),
+        (empty, "is empty; restore its data, or set its size".into()),
         (small, "has 100 bytes, less than one block of 512; enlarge it".into()),
         (format!("{dir}/missing"), format!("{dir}/missing does not exist; check the path")),
         (

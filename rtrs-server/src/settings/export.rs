@@ -213,7 +213,7 @@ rtrs_core::settings! {
         conf: Option<PathBuf> = "/etc/ceph/ceph.conf",
         /// Ceph user, without client., for rbd:
         user: Option<String> = "admin",
-        /// Time in which the cluster or server must answer a new connection, for rbd: and nbd:
+        /// Time limit for connecting to the cluster or NBD server, for rbd: and nbd:
         connect_timeout: Time<SECOND, { 10 * MINUTE }> = "15s",
         /// Allow or deny writes by a second client (access: migration)
         migration: Migration = "allow",
@@ -233,7 +233,7 @@ rtrs_core::settings! {
         bandwidth_read: ByteRate = "none",
         /// Limit on bytes written per second
         bandwidth_write: ByteRate = "none",
-        /// Allowance that an unused export saves up, as time at each limit
+        /// Unused allowance that an idle export accumulates, as time at each limit
         burst: Time<{ 10 * MILLISECOND }, MINUTE> = "100ms",
         /// Identify the export to clients by this text, 1 to 255 bytes; see
         /// docs/explanation/identity.md

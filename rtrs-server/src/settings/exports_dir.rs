@@ -57,7 +57,7 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
     unread.sort_unstable();
     let text = |file: PathBuf| {
         let file = file.display();
-        format!("{file} is not read: names of files in exports-dir end with .yaml; rename it")
+        format!("{file} is ignored: file names in exports-dir must end with .yaml; rename it")
     };
     let is_empty = |file: &PathBuf| {
         fs::metadata(file).is_ok_and(|meta| meta.is_file())
@@ -65,7 +65,10 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
     };
     let empty = files(dir).unwrap_or_default().into_iter().filter(is_empty);
     let empty = empty.map(|file| {
-        format!("{} is empty: it defines no export; fill it again or delete it", file.display())
+        format!(
+            "{} is empty and defines no export; restore its content or delete it",
+            file.display()
+        )
     });
     unread.into_iter().map(text).chain(empty).collect()
 }

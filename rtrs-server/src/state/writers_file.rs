@@ -85,8 +85,8 @@ impl Save for WritersSave {
         drop(newest);
         if !self.unsaved.logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "cannot write {}: {error}; if this server restarts before that succeeds, a client \
-                 that returns may write although another one has written meanwhile",
+                "cannot write {}: {error}; if this server restarts before a write succeeds, a \
+                 returning client may write even though another client has written in the meantime",
                 path.display()
             );
         }

@@ -158,6 +158,7 @@ fn line(verdict: &Verdict) -> String {
         Scenario::Held => "--held ",
         Scenario::Idle => "--idle ",
         Scenario::Machine => "--machine ",
+        Scenario::Moving => "--moving ",
     };
     let known = if caught.known { "" } else { " (not in tests/sim/mutants.txt)" };
     let text: String = caught.text.chars().take(110).collect();

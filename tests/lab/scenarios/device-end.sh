@@ -89,7 +89,7 @@ killed() {
     kill -9 "$(owner)"
     sleep 0.5
     expect_match "detach frees the device" "$(timeout 30 rtrs-client detach a)" \
-        'freed what it had left behind: \["/dev/nbd0"\]'
+        'freed the devices that it had left behind: \["/dev/nbd0"\]'
     expect_true "the device is free" is_free
     expect_match "a second detach finds nothing" "$(timeout 30 rtrs-client detach a 2>&1)" \
         'is not attached'

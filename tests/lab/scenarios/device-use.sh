@@ -19,22 +19,22 @@ what_it_shows() {
     local pid status
     assert_eq "attach names the device" "$(attach a --device /dev/nbd0)" "a attached: /dev/nbd0"
     pid=$(shown pid)
-    expect_eq "its size is the export's" "$(shown size)" $((512 * 2048))
-    expect_eq "its node is there" "$(stat -c %t:%T /dev/nbd0)" 2b:0
-    expect_eq "its blocks" "$(shown queue/logical_block_size)" 512
+    expect_eq "the device has the size of the export" "$(shown size)" $((512 * 2048))
+    expect_eq "the device node exists" "$(stat -c %t:%T /dev/nbd0)" 2b:0
+    expect_eq "the logical block size" "$(shown queue/logical_block_size)" 512
     expect_eq "a flush is sent" "$(shown queue/write_cache)" "write back"
     expect_eq "FUA is sent" "$(shown queue/fua)" 1
     expect_eq "the device is writable" "$(shown ro)" 0
     expect_num "the device accepts discards" "$(shown queue/discard_max_bytes)" -gt 0
     expect_eq "a queue per shard" "$(find /sys/block/nbd0/mq -mindepth 1 -maxdepth 1 | wc -l)" \
         "$(rtrs-client -o json status a | jq .shards)"
-    expect_match "its backend is named" "$(shown backend)" '^rtrs:[^/]+/a$'
+    expect_match "the device names its backend" "$(shown backend)" '^rtrs:[^/]+/a$'
     expect_eq "nbd-client -c agrees" "$(nbd-client -c /dev/nbd0)" "$pid"
     status=$(rtrs-client -o json list | jq -c '.[0] | [.name, .device, .uri, .pid]')
     expect_eq "list agrees" "$status" "[\"a\",\"/dev/nbd0\",null,$pid]"
     expect_match "list shows the device" "$(rtrs-client list)" 'a +open .* '"$pid"' +/dev/nbd0'
     expect_eq "the OOM killer leaves the process alone" "$(cat "/proc/$pid/oom_score_adj")" -1000
-    expect_num "its memory is locked" "$(awk '/^VmLck/ { print $2 }' "/proc/$pid/status")" -gt 9999
+    expect_num "the memory is locked" "$(awk '/^VmLck/ { print $2 }' "/proc/$pid/status")" -gt 9999
     expect_num "unused memory is not populated" \
         "$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status")" -lt 120000
     expect_eq "no warning is logged" "$(grep -c WARN /run/rtrs/a.log)" 0

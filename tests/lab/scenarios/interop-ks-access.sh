@@ -45,7 +45,7 @@ scenario() {
     for name in moving reader writer; do
         expect_true "the $name unmaps" kernel_unmap "$(basename "$(readlink "$devices/vol@$name")")"
     done
-    expect_eq "a writer after they have unmapped" "$(try two vol rw)" mapped
+    expect_eq "a writer after both have unmapped" "$(try two vol rw)" mapped
     expect_eq "a writer of a read-only export" "$(try readonly ro rw)" EACCES
     expect_eq "a reader of a read-only export" "$(try readonly ro ro)" mapped
     cell kernel-client "access ro, rw, migration: granted and refused as the kernel does; ro kept"
@@ -76,7 +76,7 @@ scenario() {
 
     while [ $((SECONDS - idle_since)) -lt $seconds ]; do sleep 1; done
     expect_eq "after $seconds idle seconds the path is up" "$(ks_states idle)" "1 connected"
-    expect_eq "it stayed connected" "$(cat "$KS_CLIENT"/idle/paths/*/stats/reconnects)" "0 0"
+    expect_eq "the path stayed connected" "$(cat "$KS_CLIENT"/idle/paths/*/stats/reconnects)" "0 0"
     expect_num "heartbeats went both ways" \
         "$(cat "$KS_CLIENT"/idle/paths/*/cur_latency | tr -dc 0-9)" -gt 0
     expect_false "our server saw no silence" ks_log_says 'does not answer heartbeats'

@@ -90,7 +90,7 @@ scenario() {
     wait "$put_ours"
     expect_eq "ours: the write succeeded" $? 0
     assert_true "ours: a newer write is done" put "$ours" NEWS
-    expect_eq "ours: the disk took them in order" "$(order 0)" "original HOLD NEWS "
+    expect_eq "ours: the disk executed the writes in order" "$(order 0)" "original HOLD NEWS "
     expect_eq "ours: the newest data remain" "$(word_of "$ours")" NEWS data
 
     assert_true "the cable is repaired" eval 'topology_mend va0 && topology_mend vb0'

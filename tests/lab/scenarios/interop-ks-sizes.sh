@@ -21,7 +21,7 @@ scenario() {
             --chunk-size "$chunk"
         assert_true "depth $depth, chunks of $chunk: the client maps" ks_map "sizes$round" vol 1
         # The kernel's own limit is 128 segments.
-        expect_eq "its largest request is as expected" \
+        expect_eq "the maximum request size is as expected" \
             "$(sysfs_queue "$KS_DEV" max_hw_sectors_kb)" "$kib"
         assert_true "fio reads back what it wrote" ks_verify "sizes$round" 60 "$KS_DEV" \
             --numjobs=2 --size=4M --offset_increment=8M
@@ -30,9 +30,9 @@ scenario() {
         assert_true "the server exits cleanly" stop_server
     done
     start_server --export vol=mem:16M --listen rdma://10.0.0.2:4321
-    assert_true "with two poll queues, over another port, it maps" ks_map polls vol 1 \
+    assert_true "the client maps with two poll queues, over another port" ks_map polls vol 1 \
         dest_port=4321 nr_poll_queues=2
-    expect_eq "it has a connection for each poll queue" "$(rxe_sent rxa0 | wc -l)" \
+    expect_eq "the path has a connection for each poll queue" "$(rxe_sent rxa0 | wc -l)" \
         $((1 + $(nproc) + 2))
     assert_true "fio reads back what it wrote" ks_verify polls 60 "$KS_DEV" --size=4M
     assert_true "fio reads and writes polling" fio_run hipri 60 --filename="/dev/$KS_DEV" \

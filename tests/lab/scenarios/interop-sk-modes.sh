@@ -55,7 +55,7 @@ scenario() {
         --session-name b --run-dir /run/rtrs-f --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 \
         --buffer-size 58M --access ro --socket "$LAB_WORK/f"
     expect_match "the client gives the reason" "$(cat "$LAB_HOME/out")" \
-        'another session there.*--session-name'
+        'another session on the server.*--session-name'
     assert_true "b detaches" close_as b "$disk"
     blockdev --setro "$disk"
     assert_true "auto accepts a read-only disk" open_as g auto "$disk"

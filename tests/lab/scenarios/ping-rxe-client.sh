@@ -15,9 +15,10 @@ scenario() {
     expect_num "rping showed our pattern" "$(rping_rounds "$LAB_WORK/rping.log")" -ge 100
     timeout 20 rtrs-client ping "$path:7174" -c 1 >"$LAB_WORK/ours.out" 2>&1
     expect_eq "without --rping the ping fails" $? 1
-    expect_match "the error names --rping" "$(cat "$LAB_WORK/ours.out")" 'an RTRS server; --rping'
+    expect_match "the error names --rping" "$(cat "$LAB_WORK/ours.out")" \
+        'an RTRS server; use --rping'
     rping_stop
     timeout 20 rtrs-client ping "$path" --rping -c 1 >"$LAB_WORK/gone.out" 2>&1
-    expect_eq "without a server it fails" $? 1
+    expect_eq "without a server the ping fails" $? 1
     expect_eq "no RDMA object is left" "$(rdma_objects)" "0 0 0 0 0"
 }

@@ -41,7 +41,7 @@ scenario() {
     # rping's buffer is smaller than our announced size: siw refuses the read with a Terminate.
     assert_true "rping listens with less memory" rping_server 10.0.0.2 64
     timeout 20 rtrs-client ping "$path" --rping -c 1 -s 1000 >"$LAB_WORK/small.out" 2>&1
-    expect_eq "a ping larger than it fails" $? 1
+    expect_eq "a ping larger than the buffer fails" $? 1
     note "$(tail -n 1 "$LAB_WORK/small.out")"
     rping_stop
     siw_down 0

@@ -138,7 +138,7 @@ refusals() {
         "$(attach --shards 1 2>&1)" 'it has 2 sockets; use --shards 2'
     expect_match "a quick takeover is refused without preparation" \
         "$(timeout 60 rtrs-client "${SESSION[@]}" --quick-takeover 2>&1)" \
-        'it has no quick takeover; leave that out'
+        'it was not set up for quick takeover; omit --quick-takeover'
     expect_true "the device is still connected" test -e /sys/block/nbd0/pid
     assert_true "the device can still be taken over" attach
     expect_true "the device works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct

@@ -59,6 +59,8 @@ pub(super) struct Beside {
     returned: Vec<IdleCore>,
     /// Session that waits for exclusive access on the new host of a virtual machine.
     target: Vec<IdleCore>,
+    /// Whether users of a client that is gone continue with the next one.
+    moves: bool,
     /// Whether there have been any such sessions: registered memory then belongs to more than one
     /// client.
     pub(super) any: bool,
@@ -96,7 +98,7 @@ impl Cluster {
             cores.push(IdleCore { core, fabrics, inbox });
         }
         self.retry_at = None;
-        self.oracle.client_gone(false);
+        self.oracle.client_gone(self.beside.moves);
         self.beside.any = true;
         cores
     }
@@ -187,6 +189,11 @@ impl Cluster {
         self.beside.target.clear();
     }
 
+    /// Makes the users of a client continue with the next one, like a virtual machine that moves.
+    pub(in super::super) fn move_users(&mut self) {
+        self.beside.moves = true;
+    }
+
     /// Whether every core of the new host has the device open, with whatever access.
     pub(in super::super) fn is_target_open(&self) -> bool {
         let target = &self.beside.target;
@@ -202,6 +209,16 @@ impl Cluster {
         };
         let claims: Vec<_> = self.beside.target.iter().map(claim).collect();
         !claims.is_empty() && claims.iter().all(|is_granted| *is_granted)
+    }
+
+    /// Withdraws the new host's claims on all cores: its virtual machine has ended.
+    pub(in super::super) fn release_target(&mut self) {
+        for core in &self.beside.target {
+            if let Some(mut device) = core.core.device(DeviceIndex::FIRST) {
+                device.release_claim();
+            }
+        }
+        self.wake_all();
     }
 
     /// Makes the new host's session the one under load. There is no other client.

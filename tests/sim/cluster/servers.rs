@@ -25,7 +25,7 @@ use rtrs_server::{Export, ExportIndex, ExportTable, ServerEngine, ServerInstance
 use super::super::disk::Disk;
 use super::super::faults::Act;
 use super::super::host::{Inbox, PORT, Pace, ServerHost, server_ip, server_params};
-use super::super::options::{Evidence, Ids, MS, Options, ReportedIds, other_identities};
+use super::super::options::{Evidence, Extra, Ids, MS, Options, ReportedIds, other_identities};
 use super::super::port::{Port, PortFaults, SharedFaults};
 use super::super::{Failure, Plant};
 use super::Cluster;
@@ -66,7 +66,8 @@ impl OtherServers {
     pub(super) fn new(options: &Options, plant: Plant) -> Self {
         let (home, ids) = (ReportedIds::All.identity(), options.extra.ids);
         let reported = ids.map_or(ReportedIds::All, |ids| ids.home[0]);
-        let named = options.other_servers || options.extra.resizes || options.extra.twin;
+        let Extra { resizes, twin, named, .. } = options.extra;
+        let named = options.other_servers || resizes || twin || named;
         Self {
             on: options.other_servers,
             home: named.then_some(home),

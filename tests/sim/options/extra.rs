@@ -51,6 +51,8 @@ pub struct Extra {
     pub second: bool,
     /// Whether two server processes can write to the disk.
     pub unlocked: bool,
+    /// Whether the server reports its identity although no other servers appear.
+    pub named: bool,
     /// Whether two such processes sometimes run together, each with its own address.
     pub twin: bool,
     /// Reported identities, in runs with other servers. By default the session's server reports

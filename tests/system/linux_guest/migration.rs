@@ -89,12 +89,12 @@ fn linux_moves_to_another_host_under_load() {
     if !requires(&[&PROGRAMS[..], &["qemu-system-x86_64", "ldd"]].concat()) {
         return;
     }
-    let host = Host::new();
+    let host = Host::new(None);
     fs::write(host.scratch.path("initramfs"), initramfs(&kernel)).expect("the initramfs");
     let new = Client::attach("v").unattached();
     let attach_new = || {
         let socket = new.run_dir().join("v.vhost").display().to_string();
-        let words = ["attach", "v", "--path", &host.portal, "--vhost-user", &socket];
+        let words = ["attach", "v", "--path", &host.portals[0], "--vhost-user", &socket];
         let own = ["--access=migration", "--session-name=new", "--shards=2"];
         let _ = new.command(&[&words[..], &own].concat()).ok();
     };

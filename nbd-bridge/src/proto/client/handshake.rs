@@ -31,22 +31,22 @@ pub struct Offered {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// The first bytes are not those of an NBD server.
-    #[error("it is not an NBD server")]
+    #[error("the server does not speak NBD")]
     NoNbd,
     /// The server supports only the handshake without options, which has no export names.
-    #[error("it speaks only the oldstyle handshake")]
+    #[error("the server supports only the oldstyle handshake")]
     Oldstyle,
     /// The server has no export with this name.
-    #[error("it has no such export{}", said(.0))]
+    #[error("the server has no such export{}", said(.0))]
     Unknown(String),
     /// The server requires TLS.
-    #[error("it requires TLS, which this client does not have")]
+    #[error("the server requires TLS, which this client does not support")]
     Tls,
     /// The server sent an error reply: its code and message.
-    #[error("it refuses the export (error {:#x}){}", .0, said(.1))]
+    #[error("the server refused the export (error {:#x}){}", .0, said(.1))]
     Refused(u32, String),
     /// The server violated the protocol.
-    #[error("it breaks the protocol: {0}")]
+    #[error("protocol violation by the server: {0}")]
     Malformed(&'static str),
 }
 

@@ -92,7 +92,7 @@ fn servers_that_refuse_or_lie_are_rejected() {
     };
     assert_eq!(go(rep::ERR_TLS_REQD, b""), Err(HandshakeError::Tls));
     let error = go(rep::ERR_POLICY, b"not you").unwrap_err().to_string();
-    assert_eq!(error, "it refuses the export (error 0x2): \"not you\"");
+    assert_eq!(error, "the server refused the export (error 0x2): \"not you\"");
     for (reply, data) in
         [(rep::ACK, &b""[..]), (rep::INFO, b"\0"), (rep::INFO, b"\0\0abc"), (9, b"")]
     {

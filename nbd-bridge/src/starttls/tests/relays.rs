@@ -297,7 +297,7 @@ fn refusals_are_rate_limited_by_reason() {
         lock(&place.relays.lines).deadline().is_some()
     };
     let expired = "the TLS handshake failed: the peer's certificate has expired";
-    assert!(!left_out("it does not use TLS"));
+    assert!(!left_out("no TLS, but nbd-tls is require"));
     assert!(!left_out(expired));
     // Further lines are admitted only after a few seconds.
     assert!((0..5).any(|_| left_out(expired)));

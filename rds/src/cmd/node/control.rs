@@ -72,10 +72,10 @@ pub(super) fn dir_of(named: Option<&Path>) -> PathBuf {
 
 /// Explains why a daemon does not answer.
 pub(super) fn no_answer(path: &Path, error: &RequestError) -> String {
-    let what = format!("cannot ask the daemon at {}", path.display());
+    let what = format!("cannot query the daemon at {}", path.display());
     match error {
         RequestError::Io(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-            format!("{what}: permission denied; only root and the user of the daemon may ask it")
+            format!("{what}: permission denied; only root and the user of the daemon may query it")
         }
         error => format!("{what}: {error}"),
     }

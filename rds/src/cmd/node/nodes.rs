@@ -89,7 +89,7 @@ fn check_system_limits(
         let most = most.ok().and_then(|text| text.trim().parse::<u64>().ok());
         if let Some(most) = most.filter(|most| *most < size.bytes() && changes.contains_key(name)) {
             let text = format!(
-                "{name} {size} is more than the system allows; use up to {most}, or raise \
+                "{name} {size} exceeds the limit of the system; use up to {most}, or raise \
                  net.core.{limit}"
             );
             return Err(Error::new(ErrorKind::Usage, text));

@@ -24,8 +24,8 @@ use crate::node::{NodeHandle, NodeOptions, UserSocket, controls_max};
 use crate::settings::Settings;
 use crate::socket::{node_dir, node_path};
 
-const NO_PERMISSION: &str = "permission denied; name another directory with --socket-dir, and set \
-                             RDS_DIR to the same for programs";
+const NO_PERMISSION: &str = "permission denied; choose another directory with --socket-dir, and \
+                             set RDS_DIR to it for programs";
 /// Maximum length of a unix socket path (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 /// Time for another daemon to report that it already runs a node that this one was to start.
@@ -117,7 +117,7 @@ pub(super) fn serve(args: &ServeArgs, output: Output) -> Result<(), Error> {
 fn node_options(settings: &Settings) -> Result<Vec<NodeOptions>, Error> {
     let addresses: BTreeSet<IpAddr> = settings.address.iter().map(|address| address.0).collect();
     if addresses.is_empty() {
-        let text = "no node to run; name an address of this host with --address";
+        let text = "no node to run; set an address of this host with --address";
         return Err(Error::new(ErrorKind::Usage, text));
     }
     addresses.into_iter().map(|address| settings.options(address)).collect()
@@ -188,7 +188,7 @@ fn raise_limits(settings: &Settings, nodes: u64) {
     let need = open_files(settings, nodes);
     if limit < need {
         tracing::warn!(
-            "the limit of open files is {limit}, but the settings allow for {need}; raise the hard \
+            "the limit of open files is {limit}, but the settings need {need}; raise the hard \
              limit (LimitNOFILE= in a systemd unit), or lower sockets-max, peers-max or paths"
         );
     }
@@ -244,7 +244,7 @@ fn no_user_socket(dir: &Path, address: IpAddr, error: io::Error) -> Error {
         },
         io::ErrorKind::PermissionDenied => format!("{what}: {NO_PERMISSION}"),
         _ if path.as_os_str().len() > SOCKET_PATH_MAX => format!(
-            "{what}: the path is longer than {SOCKET_PATH_MAX} bytes; name a shorter directory \
+            "{what}: the path is longer than {SOCKET_PATH_MAX} bytes; choose a shorter directory \
              with --socket-dir"
         ),
         _ => return Error::with_source(ErrorKind::InUse, what, error),

@@ -140,7 +140,7 @@ impl Clients {
             Ok(client) => Some(self.add(node, client)),
             Err(error) => {
                 let PeerCredentials { pid, uid } = credentials;
-                tracing::debug!(uid, pid, %error, "user disconnected: it has passed no connection");
+                tracing::debug!(uid, pid, %error, "user disconnected: no connection was passed");
                 self.end(node, id);
                 None
             }

@@ -54,7 +54,7 @@ pub(in crate::proto) enum Trouble {
     )]
     BothSmaller,
     #[error(
-        "the peer only asks for connections, as if it had the larger address; if NAT is in \
+        "the peer only requests connections, as if it had the larger address; if NAT is in \
          between, it must keep the order of the two addresses"
     )]
     BothLarger,

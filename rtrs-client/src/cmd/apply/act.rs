@@ -65,7 +65,7 @@ pub(super) fn act(turn: &Turn<'_>, may: Allowed) -> Result<Option<&'static str>,
             match session.status()?.no_service() {
                 None => Ok(Some("changed")),
                 Some(why) => {
-                    let text = format!("it was changed, and serves no IO: {why}");
+                    let text = format!("the session was changed, but serves no IO: {why}");
                     Err(Error::new(ErrorKind::Path, text))
                 }
             }
@@ -141,8 +141,8 @@ fn change_in_order(
         let is_up = |path: &str| status.paths().iter().any(|one| one.path == path && one.is_up());
         if let Some(path) = task.to_remove().find(|path| is_up(path)) {
             let text = format!(
-                "no added path is connected ({why}), so the connected path {path} and the others \
-                 that the file does not list stay; correct the address and apply again"
+                "no added path is connected ({why}), so the connected path {path} and other paths \
+                 that the file does not list are kept; correct the address and apply again"
             );
             return Err(Error::new(ErrorKind::Path, text));
         }
@@ -223,8 +223,8 @@ pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Err
 /// those volumes with this one; otherwise all would have been detached together ([`super::renew`]).
 fn not_alone(status: &Status) -> Error {
     let text = format!(
-        "cannot reattach it alone: its session has other volumes, which the file does not list \
-         with it; detach them all with `rtrs-client detach {}`, then apply again",
+        "cannot reattach the volume alone: the file does not list the other volumes of its session \
+         with it; detach all with `rtrs-client detach {}`, then apply again",
         status.volumes.join(" ")
     );
     Error::new(ErrorKind::InUse, text)
@@ -254,8 +254,8 @@ pub(super) fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<
 /// Error for a volume whose session is not running, or is running under a different name.
 fn no_session(first: &str) -> Error {
     let text = format!(
-        "cannot add it to the session of {first:?}: that session is not running as in the file; \
-         see the result of {first:?}"
+        "cannot add the volume to the session of {first:?}, which does not match the file; see the \
+         result of {first:?}"
     );
     Error::new(ErrorKind::NotAttached, text)
 }

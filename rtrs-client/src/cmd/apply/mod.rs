@@ -470,7 +470,7 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
 fn unlisted(answer: &Answer, prune: bool) -> Item {
     let task = match prune {
         true => Task::of(Action::Detach, None),
-        false => Task::of(Action::NotListed, Some("--prune detaches it")),
+        false => Task::of(Action::NotListed, Some("use --prune to detach it")),
     };
     let is_dead = answer.state() == SessionState::Dead;
     let error = (prune && is_dead).then(dead);

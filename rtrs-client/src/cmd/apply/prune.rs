@@ -56,8 +56,8 @@ fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
         0 => Ok(()),
         _ if status.is_for_machine() => {
             let text = format!(
-                "{name:?} is used by a virtual machine; stop it first, or use --force, which takes \
-                 the disk away from it"
+                "{name:?} is used by a virtual machine; stop it first, or use --force, which \
+                 removes its disk"
             );
             Err(Error::new(ErrorKind::InUse, text))
         }
@@ -97,7 +97,7 @@ pub(super) fn expect_free_places(items: &mut [Item], run_dir: &RunDir, global: &
         let Some(wanted) = &item.wanted else { continue };
         if let Some(holder) = running.iter().find(|one| has_place_of(one, &wanted.plan)) {
             let name = &holder.plan.session.name;
-            item.task.reason = Some(format!("takes the place of {name:?}"));
+            item.task.reason = Some(format!("replaces {name:?}"));
             item.error = None;
         }
     }

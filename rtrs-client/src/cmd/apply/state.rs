@@ -40,7 +40,8 @@ pub(in crate::cmd) fn running(
     if status.state == SessionState::Detaching {
         return Err(silent("it is being detached; try again later"));
     }
-    let paths = status.paths.as_ref().ok_or_else(|| silent("it does not list its paths"))?;
+    let paths =
+        status.paths.as_ref().ok_or_else(|| silent("the session does not list its paths"))?;
     let stays = paths.iter().filter(|path| path.leaving.as_deref() != Some("remove"));
     let paths = stays.map(|path| path.path.clone()).collect();
     let values: SettingValues = Session::new(&status.name, global)?.request(&Request::Get)?;

@@ -44,12 +44,10 @@ pub(crate) enum AskError {
     #[error("the server refused: {}", errno_name(*.0))]
     Refused(u16),
     /// A kernel server does not list its exports.
-    #[error("it is a kernel server, which cannot list them; see its sysfs")]
+    #[error("a kernel server cannot list its exports; see its sysfs")]
     KernelServer,
     /// The server does not list its exports.
-    #[error(
-        "discovery is off at the server (discovery: off), or it is an rtrs-server that is too old"
-    )]
+    #[error("discovery is off on the server (discovery: off), or its rtrs-server is too old")]
     DiscoveryOff,
     /// The server's exports are not in order, so the list might be endless.
     #[error("bad DISCOVER_RSP: the names are not in order")]

@@ -43,7 +43,7 @@ pub struct DiscoverArgs {
 
     /// Request CRC32C on TCP connections: on or off [default: on]
     ///
-    /// It is used if either end requests it.
+    /// The CRC is used if either end requests it.
     #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
     pub crc: Switch,
 
@@ -122,7 +122,7 @@ fn ask(portal: &Portal, tls: &TlsSources, options: LinkOptions) -> Result<Listin
     let deadline = Instant::now() + options.timeout;
     let found = portal.resolve().map_err(|error| error.to_string())?;
     let wanted = |a: &&SocketAddr| portal.source().is_none_or(|s| s.is_ipv4() == a.is_ipv4());
-    let mut failure = "it has no address that the source address can reach".to_owned();
+    let mut failure = "the server has no address of the source address's family".to_owned();
     for address in found.iter().filter(wanted) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left < Duration::from_millis(1) {

@@ -25,7 +25,7 @@ pub struct DoctorArgs {
 
     /// Timeout of a step, 10ms to 10m [default: 5s]
     ///
-    /// It applies to each connect and each answer.
+    /// The timeout applies to each connect and each answer.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 

@@ -312,7 +312,7 @@ fn judge_port(portal: &Portal, choice: &Choice, timeout: Duration) -> Result<Ste
         }
         Ok(()) => {
             let (port, ip, failed) = (remote.port(), remote.ip(), skipped.join(", "));
-            Ok(ok(5, format!("TCP port {port} accepts connections at {ip}, not at {failed}")))
+            Ok(ok(5, format!("TCP port {port} accepts connections at {ip}, but not at {failed}")))
         }
         Err(error) => {
             let remedy = match error.kind() {
@@ -437,7 +437,12 @@ fn judge_connect(target: &Target<'_>, watch: &Silent) -> Result<Step, Step> {
     Ok(match tls.unused_by(portal) {
         Some(why) => {
             let found = format!("{found}; {why}");
-            bad(6, Verdict::Warn, found, "make the server listen on tls://, and use that")
+            bad(
+                6,
+                Verdict::Warn,
+                found,
+                "make the server listen on tls://, and connect with tls://",
+            )
         }
         None => ok(6, found),
     })
@@ -457,7 +462,7 @@ fn missing_ping(watch: &Silent) -> Option<Step> {
         }
         PingFailure::NoPing(text) => (
             format!("no answer to a ping: {text}"),
-            "none for a kernel server; upgrade an older rtrs-server",
+            "upgrade the rtrs-server; a kernel server never answers pings",
         ),
         _ => return None,
     };
@@ -506,10 +511,10 @@ fn bandwidth(
 }
 
 /// Remedy for EACCES.
-const NOT_LISTED: &str = "no access list of the server names this client: ask its operator for the \
-                          rule NAME:rw (NAME as in this client's certificate or in clients-file), \
-                          or anyone@ADDRESS:rw with this client's address (access); the server's \
-                          log shows both";
+const NOT_LISTED: &str = "no access list on the server names this client: ask its operator to add \
+                          NAME:rw (the name in this client's certificate or in clients-file) or \
+                          anyone@ADDRESS:rw (this client's address) to access; the server's log \
+                          shows both";
 
 /// Creates the private data of the first connection of a new session.
 fn first_connect(link: &Link) -> Result<PrivateData, Error> {
@@ -542,7 +547,7 @@ fn judge_refusal(response: &ConnRsp) -> Step {
         }
         rtrs_core::wire::errno::EACCES => NOT_LISTED,
         rtrs_core::wire::errno::ENOMEM => {
-            "raise memory-max at the server, or find out from its log which memory it lacks"
+            "raise memory-max at the server, or see its log for the cause"
         }
         rtrs_core::wire::errno::EUSERS => "raise sessions-max at the server, or end sessions there",
         rtrs_core::wire::errno::EDQUOT => {

@@ -51,8 +51,8 @@ pub enum PathCommand {
     Reconnect(PathLeaveArgs),
     /// Have another gateway serve the volume
     ///
-    /// For an export that several servers share. The server that serves it gives it up, and another
-    /// one, whose path is in the state standby, takes over. IO waits meanwhile.
+    /// Applies to an export that several gateways share. The active gateway releases the export,
+    /// and another gateway, whose path is in the state standby, takes over. IO waits meanwhile.
     Switch(NameArgs),
 }
 

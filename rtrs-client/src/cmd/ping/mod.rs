@@ -54,7 +54,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     let timeout = plan.args.timeout.get();
     let Some(Choice { remote, .. }) = reach::choose(portal.scheme(), plan.source, &found, timeout)
     else {
-        let text = format!("{portal} has no address that the source address can reach");
+        let text = format!("{portal} has no address of the source address's family");
         return Err(Error::new(ErrorKind::Path, text));
     };
     let options = LinkOptions { crc: plan.args.crc.is_on(), plain: plan.args.rping, timeout };

@@ -55,14 +55,14 @@ pub struct PingArgs {
 
     /// Time between rounds, up to 20s [default: 1s for ping, else 0]
     ///
-    /// 0 starts the next round as soon as one is answered. Not for bandwidth.
+    /// 0 starts the next round as soon as the previous one is answered. Not for bandwidth modes.
     #[arg(short, long, value_name = "TIME")]
     pub interval: Option<Time<0, { 20 * SECOND }>>,
 
     /// Timeout of a step, 10ms to 10m [default: 5s]
     ///
-    /// A round without an answer in this time is lost and ends its connection: on a reliable
-    /// connection nothing can arrive after what was lost.
+    /// A round without an answer in this time is lost and ends its connection, because a reliable
+    /// connection delivers nothing after a loss.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 
@@ -85,7 +85,7 @@ pub struct PingArgs {
 
     /// Number of queue pairs, 1 to 64 [default: 1]
     ///
-    /// Each is its own connection and runs the whole count.
+    /// Each queue pair is a separate connection and runs the full count.
     #[arg(short = 'n', long, value_name = "N", default_value = "1", hide_default_value = true)]
     pub queue_pairs: Int<u32, 1, 64>,
 
@@ -115,7 +115,7 @@ pub struct PingArgs {
 
     /// Have the server invalidate the key of its own buffer with each of its reads
     ///
-    /// Like read_inv of krping. It does not show on the wire.
+    /// Like read_inv of krping. The invalidation is not visible on the wire.
     #[arg(long)]
     pub read_invalidate: bool,
 
@@ -127,7 +127,7 @@ pub struct PingArgs {
 
     /// Request CRC32C on TCP connections: on or off [default: on]
     ///
-    /// It is used if either end requests it.
+    /// The CRC is used if either end requests it.
     #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
     pub crc: Switch,
 

@@ -60,7 +60,9 @@ impl CacheEpoch {
         let begins = before.filter(|epoch| *epoch != 0).unwrap_or(epoch);
         let mut watch = CacheWatch::new(self.shards, begins, volatile);
         if before.is_some() && epoch != 0 {
-            watch.inherit(now + self.resent_for);
+            // A monitor transfers no requests in flight to another host.
+            let resent_for = inherited.map_or(Duration::ZERO, |_| self.resent_for);
+            watch.inherit(now + resent_for);
             report(watch.observe(epoch, volatile), volatile);
         }
         if inherited.is_none() {

@@ -59,7 +59,7 @@ pub enum ChangeError {
     #[error("the session is being detached")]
     Detaching,
     /// No volume of the session has been open yet.
-    #[error("the session is still attaching; try again when it is open")]
+    #[error("the session is still attaching; try again once it is open")]
     Attaching,
     /// The session has failed.
     #[error("{0}")]
@@ -71,7 +71,8 @@ pub enum ChangeError {
     #[error("no path {0}; see path list")]
     NoPath(String),
     /// The session already has a path with this name.
-    #[error("path {name} already exists{}", if *.leaving { " and has not left yet" } else { "" })]
+    #[error("path {name} already exists{}", if *.leaving { " and is still being \
+                                                            removed" } else { "" })]
     PathExists {
         /// Name of the path.
         name: String,
@@ -137,7 +138,7 @@ pub enum ChangeError {
     #[error("{0} is the last volume of the session; detach the session")]
     LastVolume(String),
     /// The volume of this export cannot move between servers.
-    #[error("the export of {0} has one server (see its option gateway)")]
+    #[error("the export of {0} has only one gateway (see its option gateway)")]
     OneGateway(String),
     /// No server could take over the volume of this export.
     #[error("no path to another gateway of {0} is connected")]

@@ -1,8 +1,8 @@
 //! Failures that end a session or one of its volumes.
 
 /// Reason why volumes on different servers cannot share a session.
-pub(super) const ONE_SERVER: &str = "all volumes of a session must be on one server, and the \
-                                     session is bound to another";
+pub(super) const ONE_SERVER: &str =
+    "all volumes of a session must be on one server, and the session is bound to another server";
 
 /// Failure that ends a session or one of its volumes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +31,8 @@ pub enum SessionFailure {
     Removed,
     /// Another client has opened the export for writing while this one had no path.
     #[error(
-        "another client has opened the export for writing while this one was away, and old \
-         requests must change nothing; detach, and attach again"
+        "another client has opened the export for writing while this client was disconnected, so \
+         requests of this session must no longer run; detach, and attach again"
     )]
     Displaced,
     /// The server's limits or its device are unusable.

@@ -145,8 +145,8 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
     let Some(lost) = answered(paths, over) else { return };
     tracing::warn!(
         path = %paths[lost].channel.name(),
-        "the server was restarted and cannot tell whether this path's requests still run, since an \
-         export has no lock; IO waits until the path reconnects"
+        "the server was restarted and cannot determine whether this path's requests still run, \
+         because an export has no lock; IO waits until the path reconnects"
     );
     paths[lost].volumes.fence.refuse(by);
 }

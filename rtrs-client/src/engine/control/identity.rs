@@ -54,7 +54,9 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("cannot use this path: ")?;
         match self {
-            Self::Server { reported: Some(reported), .. } => write!(f, "it is server {reported}")?,
+            Self::Server { reported: Some(reported), .. } => {
+                write!(f, "it leads to server {reported}")?;
+            }
             Self::Server { reported: None, .. } => f.write_str("this server reports no ID")?,
             Self::Export { reported: Some(reported), .. } => {
                 write!(f, "the export is a different disk or file ({reported})")?;
@@ -63,13 +65,13 @@ impl fmt::Display for Mismatch {
                 f.write_str("the server reports no ID for the export")?;
             }
             Self::NewServer | Self::NewExport => f.write_str(
-                "it reports an ID that the connected paths did not report; it is used once no \
-                 other path is connected, if the server was upgraded or restarted",
+                "the server reports an ID that the connected paths did not report; if the server \
+                 was upgraded or restarted, the path is used once no other path is connected",
             )?,
             Self::Size { size, had } => write!(
                 f,
-                "its device has {size} bytes and had {had} before, and no ID proves that it is \
-                 the same; attach again if it was resized"
+                "the device has {size} bytes instead of {had}, and no ID proves that it is the \
+                 same device; attach again if it was resized"
             )?,
         }
         match self {

@@ -35,9 +35,14 @@ use crate::path::handshake::Opened;
 use crate::path::state::PathState;
 
 /// Reason why a volume cannot be opened for a promotion.
-const NOT_PROMOTED: &str = "the server cannot hand the export over from session to session: \
-                            access migration for a virtual machine needs one rtrs-server, and no \
-                            export with the option gateway";
+const NOT_PROMOTED: &str = "the server cannot hand the export over between sessions: access \
+                            migration needs a single rtrs-server, and an export without the option \
+                            gateway";
+
+/// Reason why a server without an ID promotes no session: the session on the old host could not
+/// prove that it returns after a restart of the server, and would be refused beside the new one.
+const UNNAMED_SERVER: &str = "the server has no ID, which access migration for a virtual machine \
+                              needs: give it one with the setting server-id";
 
 /// Volumes that a path may open for the first time.
 fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'a Volume> {
@@ -309,8 +314,12 @@ impl Opening {
         let (server, device) = (self.reported_server(answer, routes), &opened.device);
         let connected = routes.paths.others(id).any(Path::is_connected);
         let serving = routes.paths.others(id).any(|other| other.has(at));
-        if volume.promotion.is_pending() && (!path.channel.fences() || opened.standing.is_some()) {
-            let failure = SessionFailure::Unusable(NOT_PROMOTED.to_owned());
+        let cannot_promote = match path.channel.fences() && opened.standing.is_none() {
+            false => Some(NOT_PROMOTED),
+            true => path.channel.server().is_none().then_some(UNNAMED_SERVER),
+        };
+        if let Some(why) = cannot_promote.filter(|_| volume.promotion.is_pending()) {
+            let failure = SessionFailure::Unusable(why.to_owned());
             routes.volumes[at].fail(failure.clone());
             return Some(failure.into());
         }
@@ -396,7 +405,7 @@ pub(super) fn refuse(
     let wait = path.volumes.terms.refuse(at, why.clone(), ctx.now);
     if path.is_connected() && path.volumes.terms.is_of_use() {
         let (path, again_ms) = (path.channel.name(), wait.as_millis());
-        tracing::warn!(%path, export, again_ms, "path without this volume: {why}");
+        tracing::warn!(%path, export, again_ms, "the path does not serve this volume: {why}");
         let epoch = routes.paths[id].epoch();
         if served && let Some(message) = routes.paths[id].volumes.leaves(at, epoch) {
             routes.notify(&message, ctx);
@@ -405,7 +414,8 @@ pub(super) fn refuse(
         return Ok(Next::CheckAttach);
     }
     if path.state() == PathState::Opening && is_untried(path, &routes.volumes) {
-        tracing::warn!(path = %path.channel.name(), export, "path without this volume: {why}");
+        let path = path.channel.name();
+        tracing::warn!(%path, export, "the path does not serve this volume: {why}");
         return Ok(Next::OpenConnecting);
     }
     if routes.volumes.iter().nth(1).is_none() {

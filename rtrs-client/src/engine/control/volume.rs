@@ -193,7 +193,7 @@ impl Volume {
             && (!self.was_open() || self.access == AccessMode::ReadOnly)
         {
             let why = why.as_ref().map_or("the export is read-only", OpenRefusal::text);
-            tracing::warn!("{why}: opening it read-only, as access is auto");
+            tracing::warn!("{why}: opening it read-only, because access is auto");
             self.access = AccessMode::ReadOnly;
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Volume {
         // A server answers ENOENT for an export that it cannot open yet but will try again.
         let may_pass = matches!(errno, errno::EPERM | errno::EBUSY | errno::ENOENT);
         // A volume that was open waits anyway.
-        let retry = if self.was_open() { "" } else { "; --retry-for waits for it" };
+        let retry = if self.was_open() { "" } else { "; --retry-for keeps trying" };
         let failure = SessionFailure::OpenRefused {
             export: self.config.export.clone(),
             errno: errno_name(errno).to_owned(),
@@ -326,23 +326,23 @@ fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
     if block > before.logical_block {
         let had = before.logical_block;
         return Some(format!(
-            "the server's device has blocks of {block} bytes and had {had} before: attach again"
+            "the block size of the server's device changed from {had} to {block} bytes: attach \
+             again"
         ));
     }
-    (now.write_cache && !before.write_cache).then(|| {
-        "the server's device has a write cache and had none before: attach again".to_owned()
-    })
+    (now.write_cache && !before.write_cache)
+        .then(|| "the server's device now has a write cache: attach again".to_owned())
 }
 
 fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
     match errno {
         13 if asked == AccessMode::ReadOnly => {
-            ": no access list lets this client open it, the server itself may not open it, or it \
-             leads out of its search path (the server's log says which)"
+            ": no access list admits this client, the server lacks permission to open the file, or \
+             the file is outside the search path (see the server's log)"
         }
         2 => {
             ": the server has no export of that name (rtrs-client discover lists them), or cannot \
-             open it yet (its export list says why; --retry-for waits for it)"
+             open it yet (see rtrs-server export list; --retry-for keeps trying)"
         }
         1 => {
             ": another session has it open for writing (end that session, --access ro, or --access \
@@ -356,7 +356,7 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
         16 => {
             ": it is in use: by requests of an earlier session, by a program on the server, or by \
              another gateway (close it there, and check with rtrs-server export list and session \
-             list; --retry-for waits for it)"
+             list; --retry-for keeps trying)"
         }
         22 => ": the server does not accept this name",
         30 => ": the export is read-only (use --access ro)",

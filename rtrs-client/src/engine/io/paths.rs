@@ -168,7 +168,7 @@ impl Paths {
                 path = %self[path].name(),
                 shard = self.shard.0,
                 age_s = now.since(request.sent).as_secs(),
-                "a request is slow: the path works, and the server does not answer it"
+                "slow request: the path works, but the server does not answer the request"
             );
         }
         true
@@ -186,7 +186,7 @@ impl Paths {
                 shard = self.shard.0,
                 requests = episode.requests,
                 longest_s = episode.longest.as_secs(),
-                "no request is slow anymore"
+                "no more slow requests"
             );
         }
     }
@@ -270,7 +270,7 @@ impl Paths {
         }
         while let Some(turned) = self.chooser.times.next_turned() {
             let what = if self.chooser.times.is_slow(turned) {
-                "far slower than other paths: it gets few requests until it recovers"
+                "far slower than other paths: using it for few requests until it recovers"
             } else {
                 "no longer slow"
             };

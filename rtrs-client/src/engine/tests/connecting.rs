@@ -400,7 +400,7 @@ fn silence_at_each_step_has_a_bound() {
     let mut fixture = Fixture::spoiled(|_| {}, |how| how.hold_control = true);
     fixture.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
     let error = fixture.client.last_error(0);
-    assert!(error.contains("not answered"), "{error}");
+    assert!(error.contains("did not answer the open"), "{error}");
     fixture.server.how.hold_control = false;
     fixture.until("a good path", 15 * SEC, Fixture::is_whole);
 
@@ -445,7 +445,7 @@ fn a_refused_open_fails_the_session_with_an_explanation() {
         ),
         (1, "EPERM", "--access ro"),
         (15, "ENOTBLK", ": the server has something else of that name"),
-        (16, "EBUSY", "--retry-for waits for it"),
+        (16, "EBUSY", "--retry-for keeps trying"),
         (22, "EINVAL", ": the server does not accept this name"),
         (5, "EIO", ""),
     ] {
@@ -629,20 +629,20 @@ fn a_path_that_ends_at_info_req_names_the_likely_reason() {
         fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
         let error = fixture.client.control.failure().unwrap().to_string();
         assert!(error.contains("in the handshake of session \"fixture\": "), "{error}");
-        let guess = "perhaps another session there has this name (--session-name)";
+        let guess = "perhaps another session on the server has this name (--session-name)";
         assert_eq!(error.contains(guess), !has_extensions, "{error}");
-        assert!(error.contains("the server's log says why"), "{error}");
+        assert!(error.contains("see the server's log"), "{error}");
     }
 }
 
 #[test]
 fn a_refused_session_fails_with_its_name_and_the_reason() {
     for (errno, reason) in [
-        (errno::EEXIST, "EEXIST (another session there has this name"),
+        (errno::EEXIST, "EEXIST (another session on the server has this name"),
         (errno::EINVAL, "EINVAL (the server does not accept this name"),
         (errno::EACCES, "EACCES (the server's access lists do not admit this client"),
         (errno::ENOMEM, "ENOMEM (the server has no memory"),
-        (errno::EIO, "EIO (the server's log says why)"),
+        (errno::EIO, "EIO (see the server's log)"),
     ] {
         let refuse = move |_| InfoRsp::refusal(errno).to_vec();
         let mut fixture = Fixture::new(|s| s.how.info_rsp = Some(Box::new(refuse)));

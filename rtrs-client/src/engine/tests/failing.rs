@@ -345,8 +345,8 @@ fn a_device_of_a_different_size_is_a_different_device() {
 #[test]
 fn a_device_with_stricter_requirements_is_a_different_device() {
     for (was, lie, words) in [
-        (false, None, "a write cache and had none before"),
-        (true, Some(4096), "blocks of 4096 bytes and had 512 before"),
+        (false, None, "now has a write cache"),
+        (true, Some(4096), "changed from 512 to 4096 bytes"),
     ] {
         let before = move |rsp| OpenRsp { write_cache: was, ..rsp };
         let mut fixture = Fixture::open(|s| s.how.open_rsp = Some(Box::new(before)));

@@ -257,7 +257,7 @@ fn a_fence_that_is_never_answered_ends_its_path() {
     fixture.server.how.hold_control = true;
     lose(&mut fixture, 0);
     fixture.until("the end of the other", 11 * SEC, |s| {
-        s.client.last_error(1).contains("fence was not answered")
+        s.client.last_error(1).contains("did not answer a fence")
     });
     (fixture.server.how.hold, fixture.server.how.hold_control) = (false, false);
     fixture.drain(5 * SEC);

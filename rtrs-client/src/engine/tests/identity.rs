@@ -64,7 +64,7 @@ fn another_server_is_not_used_and_the_right_one_is_found_again() {
     let ours = (Some(HOME), export("a"));
     let mut fixture = fixture(ours.0, ours.1);
     for (other, why) in [
-        ((Some(OTHER), export("a")), "it is server 0202"),
+        ((Some(OTHER), export("a")), "it leads to server 0202"),
         ((Some([0; 16]), export("a")), "this server reports no ID"),
         ((None, None), "this server reports no ID"),
         ((Some(HOME), export("b")), "the export is a different disk or file"),
@@ -82,7 +82,9 @@ fn one_path_to_another_server_stays_down_while_the_other_carries_on() {
     let mut fixture = fixture(Some(HOME), export("a"));
     fixture.server.how.server_id = Some(OTHER);
     fixture.server.end_path(fixture.now(), 1);
-    fixture.until("the error", 5 * SEC, |s| s.client.last_error(1).contains("it is server 0202"));
+    fixture.until("the error", 5 * SEC, |s| {
+        s.client.last_error(1).contains("it leads to server 0202")
+    });
     assert_eq!(fixture.client.states()[0], PathState::Connected);
     fixture.read(0, 0, 4096);
     fixture.server.how.server_id = Some(HOME);

@@ -235,7 +235,7 @@ fn an_open_that_is_never_answered_ends_its_path() {
     fixture.run(9 * SEC);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     fixture.until("its end", 2 * SEC, |s| {
-        s.client.last_error(0).contains("opening the device was not answered")
+        s.client.last_error(0).contains("the server did not answer the open of the device")
     });
     fixture.server.how.hold_control = false;
     fixture.until("both", 5 * SEC, Fixture::is_whole);

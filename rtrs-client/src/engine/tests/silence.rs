@@ -218,7 +218,9 @@ fn a_path_is_given_up_sooner_if_the_server_answers_on_another() {
         let took = fixture.now().since(begin);
         assert!((600 * MS..710 * MS).contains(&took), "{took:?}");
         let error = fixture.client.last_error(0);
-        assert!(error.starts_with("silent for 70") && error.ends_with("another path was answered"));
+        assert!(
+            error.starts_with("silent for 70") && error.ends_with("another path received answers")
+        );
         assert_eq!(fixture.client.states()[1], PathState::Connected);
     }
 }

@@ -181,7 +181,9 @@ fn another_disk_under_a_volumes_name_takes_only_that_volume_off_the_path() {
     // A different server is of no use to any volume.
     fixture.server.how.server_id = Some([2; 16]);
     fixture.server.end_path(fixture.now(), 1);
-    fixture.until("the error", 5 * SEC, |s| s.client.last_error(1).contains("it is server 0202"));
+    fixture.until("the error", 5 * SEC, |s| {
+        s.client.last_error(1).contains("it leads to server 0202")
+    });
     assert_eq!(fixture.client.states()[0], PathState::Connected);
 }
 
@@ -433,7 +435,7 @@ fn an_unanswered_open_ends_its_path_and_goes_last_the_next_time() {
     fixture.server.how.hold_volume = Some("vol0");
     fixture.server.end_path(fixture.now(), 1);
     fixture.until("the end of the attempt", 15 * SEC, |s| {
-        s.client.last_error(1).contains("opening the device was not answered")
+        s.client.last_error(1).contains("the server did not answer the open of the device")
     });
     // The path opens the other volume before it waits again, and carries that volume's IO.
     fixture.until("the other volume", 2 * SEC, |s| s.serving(SECOND) == [0, 1]);

@@ -246,6 +246,31 @@ fn a_guest_that_arrives_writes_through_until_it_sets_its_mode() {
     rig.stop();
 }
 
+/// A guest waits on the new host, is killed, and continues on the old host, where it changes its
+/// cache mode. Then it moves again.
+#[test]
+fn a_guest_that_could_not_use_the_device_has_not_arrived() {
+    let disk = Disk::new(&geometry());
+    disk.is_shared.store(true, Ordering::SeqCst);
+    let shared = Shared::new("volume", 1).unwrap().with_arrival(true);
+    let rig = Rig::of("gone", &geometry(), disk, shared);
+    let (mut guest, mut rings) = connect(&rig, 1);
+    rings[0].start(&guest, 0, Request { kind: kind::WRITE, sector: 0, len: 512 });
+    rings[0].kick_always();
+    rig.wait_for_claim();
+    assert_eq!(rig.disk.releases.load(Ordering::SeqCst), 0);
+    guest.stop(&mut rings[0]);
+    rig.look();
+    rig.wait_for_release();
+    guest.disconnect();
+    let (guest, mut rings) = connect(&rig, 1);
+    rig.promote();
+    assert_eq!(rings[0].put(&guest, 0, &[1; 512]), 0);
+    assert!(rig.disk.take_ran()[0].fua, "the mode that it has now is unknown");
+    assert_eq!(rig.disk.releases.load(Ordering::SeqCst), 1);
+    rig.stop();
+}
+
 /// The guest runs on the new host before the session of the old host has ended.
 #[test]
 fn requests_wait_until_the_device_is_exclusive() {

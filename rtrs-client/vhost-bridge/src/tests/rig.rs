@@ -49,6 +49,8 @@ pub(super) struct Disk {
     pub(super) is_shared: AtomicBool,
     /// Number of times that the device was claimed.
     pub(super) claims: AtomicU32,
+    /// Number of times that a claim was withdrawn.
+    pub(super) releases: AtomicU32,
     /// Number of IOs submitted.
     pub(super) submitted: AtomicU32,
     /// Number of cancel calls.
@@ -160,6 +162,10 @@ impl BlockDevice for Device {
     fn claim(&mut self) -> bool {
         self.disk.claims.fetch_add(1, Ordering::SeqCst);
         !self.disk.is_shared.load(Ordering::SeqCst)
+    }
+
+    fn release_claim(&mut self) {
+        self.disk.releases.fetch_add(1, Ordering::SeqCst);
     }
 
     fn inflight(&self) -> usize {
@@ -297,6 +303,11 @@ impl Rig {
     /// Waits until a ring has claimed the device.
     pub(super) fn wait_for_claim(&self) {
         wait_for(&self.disk.claims, 1);
+    }
+
+    /// Waits until the claim has been withdrawn.
+    pub(super) fn wait_for_release(&self) {
+        wait_for(&self.disk.releases, 1);
     }
 
     /// Lets the device be exclusive.

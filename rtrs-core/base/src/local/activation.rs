@@ -81,7 +81,7 @@ fn passed(pid: Option<String>, count: Option<String>, own: u32) -> io::Result<Ra
 
 fn socket(number: RawFd, name: &str) -> io::Result<PassedSocket> {
     let failed = |error: io::Error| {
-        let text = format!("descriptor {number} ({name:?}), which LISTEN_FDS passes: {error}");
+        let text = format!("descriptor {number} ({name:?}) from LISTEN_FDS: {error}");
         io::Error::new(error.kind(), text)
     };
     let socket = Socket::from(duplicate_inherited(number).map_err(failed)?);
@@ -92,8 +92,8 @@ fn socket(number: RawFd, name: &str) -> io::Result<PassedSocket> {
         return Ok(PassedSocket { name: name.to_owned(), socket });
     }
     Err(invalid(format!(
-        "descriptor {number} ({name:?}), which LISTEN_FDS passes, is not a listening stream \
-         socket; use ListenStream= and Accept=no in the socket unit"
+        "descriptor {number} ({name:?}) from LISTEN_FDS is not a listening stream socket; use \
+         ListenStream= and Accept=no in the socket unit"
     )))
 }
 

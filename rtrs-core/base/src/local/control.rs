@@ -103,12 +103,14 @@ impl ControlSocket {
         std::thread::Builder::new().name("rtrs-control".into()).spawn(move || {
             for (line, stream) in requests {
                 if is_hung_up(&stream) {
-                    tracing::warn!("control socket: request dropped, its sender has given up");
+                    tracing::warn!(
+                        "control socket: request dropped: the requester has disconnected"
+                    );
                     continue;
                 }
                 match serde_json::from_str(&line) {
                     Ok(request) => handle(request, stream),
-                    Err(error) => reply::<()>(&stream, Err(format!("not understood: {error}"))),
+                    Err(error) => reply::<()>(&stream, Err(format!("malformed request: {error}"))),
                 }
             }
         })?;
@@ -280,7 +282,7 @@ pub fn reply<T: Serialize>(stream: &UnixStream, reply: Result<T, String>) {
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No daemon is listening on the control socket.
-    #[error("no daemon listens on it")]
+    #[error("no daemon listens on the control socket")]
     NotRunning,
     /// The daemon refuses the request, for this reason.
     #[error("{0}")]
@@ -307,7 +309,7 @@ pub fn request<T: DeserializeOwned>(
         _ => error.into(),
     })?;
     let unclear = |error: serde_json::Error| {
-        let text = format!("cannot read the reply: {error}; the daemon may be of another version");
+        let text = format!("cannot read the reply: {error}; the daemon may be a different version");
         io::Error::new(io::ErrorKind::InvalidData, text)
     };
     let reply: serde_json::Value = serde_json::from_str(&line).map_err(unclear)?;
@@ -401,7 +403,7 @@ mod tests {
         let error = send("no", limit).unwrap_err();
         assert!(matches!(&error, RequestError::Refused(why) if why == "no"), "{error}");
         let error = request::<String>(&path, &[1], limit).unwrap_err();
-        assert!(error.to_string().starts_with("not understood: invalid type: "), "{error}");
+        assert!(error.to_string().starts_with("malformed request: invalid type: "), "{error}");
         let error = request::<u32>(&path, &"x", limit).unwrap_err().to_string();
         assert!(error.starts_with("cannot read the reply: invalid type: string"), "{error}");
         drop(control);

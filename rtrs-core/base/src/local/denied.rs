@@ -59,8 +59,8 @@ impl User {
         let found = fs::metadata(&path);
         self.denied_by_modes(&path, write).or_else(|| {
             Some(format!(
-                "the mode of {} allows it to user {}, so an access list, a security module \
-                 (SELinux, AppArmor) or the device cgroup denies it",
+                "the mode of {} permits access by user {}, so an access list, a security module \
+                 (SELinux, AppArmor) or the device cgroup must be the cause",
                 shown(&path, &found.ok()?),
                 self.shown
             ))

@@ -41,7 +41,10 @@ impl OwnFiles {
         let Some(file) = self.open(name)? else { return Ok(None) };
         let meta = file.metadata()?;
         if !meta.is_file() || meta.len() > BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a small file"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "not a regular file of at most 4096 bytes",
+            ));
         }
         let mut text = String::new();
         file.take(BYTES_MAX).read_to_string(&mut text)?;

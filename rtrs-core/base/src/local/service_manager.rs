@@ -90,7 +90,7 @@ impl ServiceManager {
                     manager.send("WATCHDOG=1");
                 } else {
                     tracing::error!(
-                        "not all shards answer; the service manager ends the process if that lasts \
+                        "not all shards answer; the service manager ends the process if this lasts \
                          {} s",
                         time.as_secs()
                     );

@@ -233,7 +233,7 @@ impl Line {
     /// Returns the line that represents `count` suppressed lines like this one.
     fn left_out(&self, count: u64) -> Self {
         let fields = vec![("left_out", Value::Plain(count.to_string()))];
-        let message = "lines like the next one were left out".to_owned();
+        let message = "suppressed lines like the next one".to_owned();
         Self { level: self.level, target: self.target, message, fields }
     }
 }

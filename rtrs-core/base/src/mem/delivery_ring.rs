@@ -271,7 +271,7 @@ pub struct Taken {
 
 /// A ring with an index or a length that the writer never produces: a program has overwritten it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("malformed ring: a program has overwritten it")]
+#[error("malformed ring: a program has overwritten its contents")]
 pub struct Overwritten;
 
 /// The right to wait for the connection in a way that wakes only one reader at a time.

@@ -46,8 +46,8 @@ fn explanation(error: &io::Error, host: Host) -> Option<String> {
         }
         libc::ENOMEM => host.locked_memory.map(|bytes| {
             format!(
-                "io_uring needs locked memory, of which this user may have {} KiB: raise it \
-                 (LimitMEMLOCK= in a unit, ulimit -l), or use fewer shards (--shards)",
+                "io_uring needs locked memory, but the limit of this user is {} KiB: raise the \
+                 limit (LimitMEMLOCK= in a unit, ulimit -l), or use fewer shards (--shards)",
                 bytes >> 10
             )
         }),
@@ -78,8 +78,9 @@ mod tests {
         }
         let sysctl = format!("{seccomp}, or set sysctl kernel.io_uring_disabled=0 (it is 2)");
         assert_eq!(text(libc::EPERM, Some(2), None), Some(sysctl));
-        let locked = "io_uring needs locked memory, of which this user may have 64 KiB: raise it \
-                      (LimitMEMLOCK= in a unit, ulimit -l), or use fewer shards (--shards)";
+        let locked = "io_uring needs locked memory, but the limit of this user is 64 KiB: raise \
+                      the limit (LimitMEMLOCK= in a unit, ulimit -l), or use fewer shards \
+                      (--shards)";
         assert_eq!(text(libc::ENOMEM, None, Some(65_536)).as_deref(), Some(locked));
         assert!(text(libc::ENOSYS, None, None).unwrap().starts_with("there is no io_uring: use"));
     }

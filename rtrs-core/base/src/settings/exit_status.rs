@@ -21,15 +21,15 @@ impl ExitStatus {
     pub const FAILURE: Self = Self {
         code: 1,
         meaning: "failure",
-        more: "The message says what failed, why, and what to do. A configuration file that \
-               cannot be read counts here.",
+        more: "The message says what failed, why, and what to do. This includes a configuration \
+               file that cannot be read.",
         command: None,
     };
     /// Wrong usage or configuration. clap uses the same code.
     pub const USAGE: Self = Self {
         code: 2,
         meaning: "wrong usage or a wrong configuration file",
-        more: "For unknown keys, the message gives their line.",
+        more: "For an unknown key, the message gives the line number.",
         command: None,
     };
 }

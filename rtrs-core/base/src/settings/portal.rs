@@ -116,7 +116,7 @@ pub enum ResolveError {
         source: io::Error,
     },
     /// The host has addresses, but none of the source address's family.
-    #[error("host {host:?} of {portal} has no {family} address to reach from the source address")]
+    #[error("host {host:?} of {portal} has no {family} address, which the source address requires")]
     Family {
         /// Host name.
         host: String,
@@ -354,7 +354,7 @@ fn check_zone(source_zone: Option<&str>, host: &Host) -> Result<(), Problem> {
     if of_host == Some(zone) {
         return Ok(());
     }
-    let problem = format!("has the zone {zone:?} in its source, and not in its destination");
+    let problem = format!("has the zone {zone:?} in its source but not in its destination");
     Err((problem, format!("write it in both, as in [fe80::1%{zone}]@[fe80::2%{zone}]").into()))
 }
 
@@ -565,7 +565,7 @@ mod tests {
             ("tcp://0.0.0.0@h", "has the unspecified address as source"),
             ("tcp://[::%lo]@h", "has the unspecified address as source"),
             ("tcp://[fe80::1%]@h", "has the zone \"\", which is not an interface"),
-            ("tcp://[fe80::1%a]@[fe80::2]", "has the zone \"a\" in its source, and not in its"),
+            ("tcp://[fe80::1%a]@[fe80::2]", "has the zone \"a\" in its source but not in its"),
             ("tcp://[fe80::1%a]@[fe80::2%b]", "write it in both, as in [fe80::1%a]@[fe80::2%a]"),
             (
                 "tcp://10.0.0.1@[::1]",

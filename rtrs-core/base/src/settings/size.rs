@@ -10,7 +10,7 @@ use super::error::ValueError;
 
 /// Unit letters and their powers of two, largest first.
 const UNITS: [(&str, u32); 6] = [("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("k", 10)];
-const HINT: &str = "use a whole number of bytes, or one with k, M, G, T or P, as in 128k";
+const HINT: &str = "use a whole number of bytes, or a number with k, M, G, T or P, as in 128k";
 
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

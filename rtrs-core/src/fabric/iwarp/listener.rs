@@ -258,8 +258,8 @@ impl Listeners {
                     if let Some(left_out) = self.descriptors.admit(env.now) {
                         tracing::warn!(
                             error = %e, left_out,
-                            "cannot accept a connection, closing the oldest that sends nothing; \
-                             raise the limit of open files"
+                            "cannot accept a connection; closing the oldest one that has sent \
+                             nothing; raise the limit of open files"
                         );
                     }
                     self.crowd_out(env.port);
@@ -269,7 +269,7 @@ impl Listeners {
                     if let Some(left_out) = self.descriptors.admit(env.now) {
                         tracing::warn!(
                             error = %e, left_out,
-                            "cannot accept a connection, trying again shortly; if descriptors run \
+                            "cannot accept a connection; trying again shortly; if descriptors run \
                              out, raise the limit of open files"
                         );
                     }
@@ -369,7 +369,7 @@ impl Listeners {
                 }
                 Err(e) => {
                     let tls = bytes[0] == 22 && bytes[1] == 3;
-                    let hint = if tls { "a TLS client; it needs a tls:// portal" } else { "" };
+                    let hint = if tls { "a TLS client, which needs a tls:// portal" } else { "" };
                     if let Some(left_out) = self.strange.admit(env.now) {
                         let (peer, error) = (half.peer, e);
                         tracing::info!(%peer, %error, hint, left_out, "not a connection request");

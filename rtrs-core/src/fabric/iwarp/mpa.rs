@@ -321,11 +321,11 @@ impl StartFrame {
         let offered = request.enhanced.unwrap_or_default();
         let agreed = self.enhanced.unwrap_or_default();
         if agreed.ord.is_some_and(|ord| ord > READS_MAX && ord > offered.ird.unwrap_or(DEPTH)) {
-            return Err("the peer asks for more reads in flight than we accept");
+            return Err("the peer requests more reads in flight than allowed");
         }
         let rtr = self.enhanced.is_some() && agreed.peer_to_peer && offered.peer_to_peer;
         if rtr && !agreed.rtr_write {
-            return Err("the peer asks for a ready-to-receive frame that we did not offer");
+            return Err("the peer requests a ready-to-receive frame that was not offered");
         }
         let features = match (self.features, request.features) {
             (Some(theirs), Some(ours)) => theirs.and(ours),

@@ -48,7 +48,7 @@ fn write_fault(why: StagFault, blame: Blame) -> Fault {
         StagFault::Foreign => TermCode::TAGGED_FOREIGN,
         StagFault::Wrap => TermCode::TAGGED_WRAP,
         StagFault::Early => {
-            let text = "a write to more memory than its sender may use before OPEN";
+            let text = "a write beyond the memory that the sender may use before OPEN";
             return fault(TermCode::ACCESS, blame, text);
         }
     };
@@ -622,7 +622,7 @@ impl QpMachine {
         let state = &mut self.rx.message;
         let prefix = state.prefix;
         if done < prefix_len || prefix[0] & !1 != 0 || prefix[1..4] != [0; 3] {
-            return Err(fault(TermCode::OTHER, Blame::NONE, "a send without our prefix"));
+            return Err(fault(TermCode::OTHER, Blame::NONE, "a send without the expected prefix"));
         }
         state.received = 0;
         let invalidated = match segment.opcode {

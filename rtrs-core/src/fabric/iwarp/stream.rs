@@ -385,9 +385,9 @@ impl IwarpConn {
                 // [21, 3] begins a TLS alert (RFC 8446 section 5.1), sent in answer to the
                 // cleartext request.
                 let reason = match first {
-                    [21, 3] => {
-                        CloseReason::Tls("the server speaks only TLS there; use tls://".into())
-                    }
+                    [21, 3] => CloseReason::Tls(
+                        "the server accepts only TLS on this port; use tls://".into(),
+                    ),
                     _ => {
                         let what = "the peer closed the connection instead of replying";
                         CloseReason::Lost(what.into())

@@ -214,7 +214,7 @@ impl Net {
         let keys = self.keys(node).lock();
         let target = keys.check_remote(pd, remote, bytes.len(), Want::Write)?;
         if !target.region().admit_write(target.offset(), target.len()) {
-            return Err("a write to more memory than its sender may use before OPEN");
+            return Err("a write beyond the memory that the sender may use before OPEN");
         }
         target.copy_in(0, bytes);
         Ok(())

@@ -27,10 +27,12 @@ fn check_file(device: &Path, class: &Path) -> Result<(), FabricError> {
         io::ErrorKind::NotFound if class.exists() => {
             format!("no {device}: load the kernel module rdma_ucm (modprobe rdma_ucm)")
         }
-        io::ErrorKind::NotFound => format!(
-            "no RDMA in this kernel: no {device}; load the modules rdma_ucm and one for a device, \
-             e.g. rdma_rxe (modprobe rdma_ucm rdma_rxe), or use tcp://"
-        ),
+        io::ErrorKind::NotFound => {
+            format!(
+                "no RDMA in this kernel: no {device}; load the module rdma_ucm and a driver \
+                 module, e.g. rdma_rxe (modprobe rdma_ucm rdma_rxe), or use tcp://"
+            )
+        }
         io::ErrorKind::PermissionDenied => format!(
             "no permission to open {device}: run as root, or give the user read and write access \
              to it and to /dev/infiniband/uverbs*"
@@ -52,8 +54,8 @@ pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -
         format!("{address} is not an address of this host")
     } else if devices.is_empty() {
         format!(
-            "no RDMA device on this host for {address}: load its module, or add a software device \
-             (rdma link add rxe0 type rxe netdev IFACE), or use tcp://"
+            "no RDMA device on this host for {address}: load its driver module, or add a software \
+             device (rdma link add rxe0 type rxe netdev IFACE), or use tcp://"
         )
     } else {
         format!(
@@ -77,11 +79,13 @@ fn registration_with(
     error: io::Error,
 ) -> FabricError {
     let what = match (error.raw_os_error(), limit) {
-        (Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM), Some(limit)) => format!(
-            "cannot register {bytes} bytes with {device}: this process may lock {limit} bytes \
-             (RLIMIT_MEMLOCK); raise the limit (ulimit -l, LimitMEMLOCK= of a systemd unit) or \
-             use smaller queues and chunks"
-        ),
+        (Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM), Some(limit)) => {
+            format!(
+                "cannot register {bytes} bytes with {device}: this process may lock only {limit} \
+                 bytes (RLIMIT_MEMLOCK); raise the limit (ulimit -l, LimitMEMLOCK= of a systemd \
+                 unit) or use smaller queues and chunks"
+            )
+        }
         _ => format!("cannot register {bytes} bytes with {device}"),
     };
     FabricError::system(what, error)
@@ -103,7 +107,7 @@ pub(super) fn no_windows(device: &str) -> FabricError {
     FabricError::system(
         format!(
             "{device} has no memory windows of type 1, which a new key for each request requires; \
-             use --always-invalidate=auto at a server, --invalidate-reads=off at a client"
+             use --always-invalidate=auto on a server, --invalidate-reads=off on a client"
         ),
         io::ErrorKind::Unsupported.into(),
     )

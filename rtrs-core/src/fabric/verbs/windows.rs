@@ -37,7 +37,7 @@ pub(super) fn of_context(context: &Arc<Context>) -> MemoryWindows {
     let found = if context.limits().windows {
         try_windows(&mut Trial::new(context))
     } else {
-        MemoryWindows::Missing("the device has none of type 1".into())
+        MemoryWindows::Missing("the device has no windows of type 1".into())
     };
     if found.is_missing() {
         context.set_without_windows();
@@ -92,12 +92,12 @@ fn try_calls(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindow
     provider.register().map_err(untried)?;
     provider.alloc().map_err(|error| match may_pass(&error) {
         true => Untried(format!("no window is available: {error}")),
-        false => Missing(format!("its provider cannot create a window: {error}")),
+        false => Missing(format!("the provider cannot create a window: {error}")),
     })?;
     provider.connect().map_err(untried)?;
     provider.bind().map_err(|error| match &error {
         FabricError::System { source, .. } if !may_pass(source) => {
-            Missing(format!("its provider cannot bind a window: {source}"))
+            Missing(format!("the provider cannot bind a window: {source}"))
         }
         _ => Untried(error.to_string()),
     })?;

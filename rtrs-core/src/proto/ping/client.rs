@@ -354,8 +354,8 @@ impl PingClient {
                     return self.fail(now, fabric, PingFailure::Refused(status));
                 }
                 Err(_) => {
-                    let text = "the server accepted without a ping reply: it is not an RTRS \
-                                server; --rping speaks to rping -s";
+                    let text = "the server accepted without a ping reply, so it is not an RTRS \
+                                server; use --rping for rping -s";
                     return self.fail(now, fabric, PingFailure::NoPing(text.into()));
                 }
             }
@@ -501,7 +501,7 @@ impl PingClient {
             State::Opening => {
                 if info.size != self.config.hello.size {
                     let (found, size) = (info.size, self.config.hello.size);
-                    let text = format!("its buffer has {found} bytes; expected {size}");
+                    let text = format!("a buffer of {found} bytes; expected {size}");
                     return Err(PingFailure::Protocol(text));
                 }
                 self.theirs = *info;
@@ -513,7 +513,7 @@ impl PingClient {
                 self.tally.end(info.addr, now);
                 self.finish(now, fabric)
             }
-            _ => Err(PingFailure::Protocol("a message out of turn".into())),
+            _ => Err(PingFailure::Protocol("an unexpected message".into())),
         }
     }
 
@@ -525,8 +525,8 @@ impl PingClient {
             return Ok(());
         }
         let text = match (wanted, invalidated) {
-            (Some(key), None) => format!("its go-ahead did not invalidate key {key}"),
-            (_, Some(key)) => format!("it invalidated key {key} without being asked to"),
+            (Some(key), None) => format!("a go-ahead that does not invalidate key {key}"),
+            (_, Some(key)) => format!("an unrequested invalidation of key {key}"),
             (None, None) => return Ok(()),
         };
         Err(PingFailure::Protocol(text))
@@ -630,7 +630,7 @@ impl PingClient {
         fabric: &mut dyn Fabric,
     ) -> Result<(), PingFailure> {
         let State::Flying { began } = self.state else {
-            return Err(PingFailure::Protocol("an immediate out of turn".into()));
+            return Err(PingFailure::Protocol("an unexpected immediate".into()));
         };
         #[allow(clippy::cast_possible_truncation, reason = "as it was sent")]
         let wanted = (self.tally.begun() - 1) as u32;

@@ -33,9 +33,9 @@ pub(super) enum Turn {
 pub(super) enum Fault {
     #[error("a message of {0} bytes; expected 16")]
     Length(u32),
-    #[error("data of {found} bytes, but {expected}")]
+    #[error("data of {found} bytes; {expected}")]
     Size { found: u32, expected: String },
-    #[error("a message out of turn: {0}")]
+    #[error("an unexpected message: {0}")]
     Turn(&'static str),
     #[error("silent for {0:?}")]
     Silent(Duration),
@@ -205,8 +205,10 @@ impl PingConn {
                 self.finish(fabric)
             }
             State::Serving(_) => Err(Fault::Turn("neither an end nor a keepalive")),
-            State::Reading(_) => Err(Fault::Turn("the go-ahead was not sent yet")),
-            State::Finishing | State::Over => Err(Fault::Turn("the client had ended its requests")),
+            State::Reading(_) => Err(Fault::Turn("the go-ahead has not been sent yet")),
+            State::Finishing | State::Over => {
+                Err(Fault::Turn("the client has already ended its requests"))
+            }
             State::Ended => Ok(Turn::On),
         }
     }
@@ -215,11 +217,12 @@ impl PingConn {
         let found = info.size;
         match self.hello {
             Some(hello) if found != hello.size => {
-                Err(Fault::Size { found, expected: format!("{} were announced", hello.size) })
+                Err(Fault::Size { found, expected: format!("{} bytes were announced", hello.size) })
             }
-            None if found == 0 || found > self.size_max => {
-                Err(Fault::Size { found, expected: format!("1 to {} are allowed", self.size_max) })
-            }
+            None if found == 0 || found > self.size_max => Err(Fault::Size {
+                found,
+                expected: format!("1 to {} bytes are allowed", self.size_max),
+            }),
             _ => Ok(()),
         }
     }
@@ -244,7 +247,7 @@ impl PingConn {
         let Some(data) = &self.data else { return Err(Fault::Turn("no data was read")) };
         let size = info.size as usize;
         if size > data.len {
-            let expected = format!("{} were read", data.len);
+            let expected = format!("{} bytes were read", data.len);
             return Err(Fault::Size { found: info.size, expected });
         }
         // rping's server writes only a string; this one writes all the data.

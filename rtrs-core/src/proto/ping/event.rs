@@ -49,7 +49,7 @@ pub enum PingFailure {
         after: Duration,
     },
     /// The server violated the protocol.
-    #[error("protocol error by the server: {0}")]
+    #[error("protocol violation by the server: {0}")]
     Protocol(String),
     /// Returned data differs.
     #[error("data mismatch in round {seq} at byte {at} of {size}")]
@@ -92,10 +92,11 @@ pub(super) fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
     }
     if let Ok(response) = ConnRsp::decode(data.as_bytes()) {
         let errno = response.errno.unsigned_abs();
-        let hint = if rping { "start it with --rping" } else { "it is older, or the kernel's" };
+        let hint =
+            if rping { "start it with --rping" } else { "it is too old, or a kernel server" };
         let name = errno_name(errno);
         return PingFailure::NoPing(format!(
-            "an RTRS server that does not answer such pings ({name}); {hint}"
+            "the RTRS server does not answer such pings ({name}); {hint}"
         ));
     }
     PingFailure::NoPing("the server refused without a reason".into())

@@ -626,11 +626,11 @@ fn a_lying_server_is_reported_in_time() {
         ("17 bytes", pong, good, long, "a message of 17 bytes"),
         ("200 bytes", pong, good, huge, "longer than 64 bytes"),
         ("three at once", pong, good, twice, "mismatch"),
-        ("not invalidated", inv, good, go, "did not invalidate"),
+        ("not invalidated", inv, good, go, "does not invalidate"),
         ("another key", inv, good, wrong_key, ""),
         ("no address", read, good, silent, "no address of the server's buffer"),
         ("no buffer", read, good, no_buffer, ""),
-        ("small buffer", writes, good, small, "its buffer has 63 bytes"),
+        ("small buffer", writes, good, small, "a buffer of 63 bytes"),
     ];
     for (name, hello, reply, answer, words) in cases {
         let (end, took) = Liar::new().deceive(hello, reply, answer);

@@ -93,7 +93,8 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
         Ok(true) => return Err(held_by_program(path, read_only)),
         Err(error) => tracing::warn!(
             path = %path.display(), %error,
-            "image locks are not supported here; nothing keeps a virtual machine from writing"
+            "the file system does not support image locks; a virtual machine could write at the \
+             same time"
         ),
     }
     if read_only {
@@ -124,12 +125,12 @@ pub(super) fn holder(
 }
 
 fn held_by_program(path: &Path, read_only: bool) -> BackendError {
-    let problem = "is in use by another program, likely a virtual machine or qemu-nbd (it holds an \
-                   image lock of qemu)";
+    let problem = "is in use by another program, likely a virtual machine or qemu-nbd (a QEMU \
+                   image lock is held)";
     let hint = if read_only {
-        "stop the program, or set `no-lock` if it does not change the file"
+        "stop the program, or set `no-lock` if the program does not change the file"
     } else {
-        "stop the program, export the file with `ro`, or set `no-lock` if only one of them writes"
+        "stop the program, export the file with `ro`, or set `no-lock` if only one side writes"
     };
     BackendError::path(path, problem, hint).held()
 }
@@ -137,7 +138,7 @@ fn held_by_program(path: &Path, read_only: bool) -> BackendError {
 fn held_by_loop_device(path: &Path, device: &str) -> BackendError {
     let problem = format!("is in use by the loop device /dev/{device}");
     let hint = "detach the device (losetup -d), export the device instead, export the file with \
-                `ro`, or set `no-lock` if only one of them writes";
+                `ro`, or set `no-lock` if only one side writes";
     BackendError::path(path, problem, hint).held()
 }
 
@@ -155,7 +156,10 @@ fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
     };
     thread::Builder::new().name("loop-devices".into()).spawn(search)?;
     found.recv_timeout(2 * SEARCH_MAX).unwrap_or_else(|_| {
-        Err(io::Error::new(io::ErrorKind::TimedOut, "the backing file of one does not answer"))
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the backing file of a loop device does not respond",
+        ))
     })
 }
 
@@ -257,7 +261,7 @@ mod tests {
         }
         let other = held(open(false), &[200]);
         let text = guard(&path, &open(false), true).unwrap_err().to_string();
-        assert!(text.contains("set `no-lock` if it does not change the file"), "{text}");
+        assert!(text.contains("set `no-lock` if the program does not change the file"), "{text}");
         drop(other);
     }
 

@@ -46,7 +46,8 @@ impl Locks {
             Err(error) if read_only || no_lock => {
                 tracing::warn!(
                     path = %path.display(), %error,
-                    "locks are not supported here; nothing keeps another server from writing"
+                    "the file system does not support locks; another server could write at the \
+                     same time"
                 );
                 Ok(())
             }

@@ -131,8 +131,8 @@ impl FileSource {
         let (geometry, punch) = opened.geometry(&base);
         let Opened { file, device, align, .. } = opened;
         let spare = if read_only || in_memory { None } else { open_again(&file).ok() };
-        let zeroes =
-            Region::new(ZEROES).map_err(failed(path, "cannot be given memory for zeroes"))?;
+        let zeroes = Region::new(ZEROES)
+            .map_err(failed(path, "cannot be opened: no memory for a buffer of zeroes"))?;
         let source = Self {
             shared: Arc::new(Shared {
                 path: path.to_owned(),
@@ -260,7 +260,9 @@ impl BlockSource for FileSource {
         }
         self.shared.examine();
         if self.shared.is_cut_unreported() {
-            return Err(io::Error::other("it was shrunk, and no flush has reported that yet"));
+            return Err(io::Error::other(
+                "the target shrank, and no flush has reported the loss yet",
+            ));
         }
         if self.shared.in_memory {
             return Ok(());
@@ -344,8 +346,8 @@ impl<'a> Opened<'a> {
         };
         let exported = whole_blocks(&self.path.display().to_string(), size, u64::from(logical));
         if exported == 0 {
-            let problem = format!("holds {size} bytes, less than one block of {logical}");
-            let hint = "if it held data, restore that, and if it is new, set its size";
+            let problem = format!("has {size} bytes, less than one block of {logical}");
+            let hint = "restore its data, or set its size if it is new";
             return Err(BackendError::path(self.path, problem, hint));
         }
         Ok(exported)

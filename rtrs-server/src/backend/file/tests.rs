@@ -403,8 +403,8 @@ fn unusable_targets_are_refused_with_a_reason() {
     says(&scratch.0, "is a directory");
     says(Path::new("/dev/null"), "is a character device");
     says(&scratch.0.join("missing"), "does not exist");
-    says(&scratch.file("empty", 0), "holds 0 bytes, less than one block of 512");
-    says(&scratch.file("short", 511), "holds 511 bytes");
+    says(&scratch.file("empty", 0), "has 0 bytes, less than one block of 512");
+    says(&scratch.file("short", 511), "has 511 bytes");
     let socket = scratch.0.join("socket");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     says(&socket, "is a socket");

@@ -99,18 +99,19 @@ impl Shared {
         let path = self.path.display();
         match name {
             TargetName::Kept => {
-                tracing::info!(%path, "the path leads to the exported target again")
+                tracing::info!(%path, "the path refers to the exported target again")
             }
             TargetName::Replaced => tracing::error!(
                 %path,
-                "the path leads to a file or device other than the exported one: clients use the \
-                 old one until all of them close it; unless it has another name, its content is \
-                 then lost: copy it through a client first"
+                "the path now refers to another file or device: clients use the old target until \
+                 all of them close it. Unless the old target has another name, its content is then \
+                 lost: copy it through a client first"
             ),
             TargetName::Missing => tracing::error!(
                 %path,
-                "the path leads nowhere: the exported target was renamed or deleted; the content \
-                 of a deleted target is lost when the server ends: copy it through a client first"
+                "the path no longer exists: the exported target was renamed or deleted. The \
+                 content of a deleted target is lost when the server stops: copy it through a \
+                 client first"
             ),
         }
     }
@@ -172,8 +173,8 @@ impl Shared {
             tracing::error!(
                 bytes = len,
                 exported = had,
-                "{path}: shrunk while exported; IO beyond its end fails until it is exported \
-                 again or resized with `export resize` (with --force while it is open)"
+                "{path}: shrunk while exported; IO beyond the new end fails until the export is \
+                 reopened or resized with `export resize` (with --force while it is open)"
             );
         } else {
             let size = self.whole_blocks(len);
@@ -204,12 +205,12 @@ impl Shared {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::Unsupported, why));
         if has != size && self.device {
             return refuse(format!(
-                "it is a block device of {has} bytes; resize the device itself first, and then the \
+                "the target is a block device of {has} bytes; resize the device first, then the \
                  export without --size"
             ));
         }
         if has != size && self.geometry.read_only {
-            return refuse(format!("it is a file of {has} bytes that was opened read-only"));
+            return refuse(format!("the target is a file of {has} bytes, opened read-only"));
         }
         // The target has grown since it was measured, or is longer than the requested size:
         // enlarging the export must not truncate it.

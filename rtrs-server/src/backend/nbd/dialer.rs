@@ -65,22 +65,25 @@ fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
     let (size, flags) = (made.1.size, made.1.flags);
     let had = shared.size.get();
     if size < had {
-        return Err(format!("it shrank from {had} to {size} bytes"));
+        return Err(format!("the export shrank from {had} to {size} bytes"));
     }
     let lacks = |had: bool, flag| had && flags & flag == 0;
     let geometry = &shared.geometry;
     // An export that started without a write cache is never flushed.
     let gains_cache = !geometry.read_only && !geometry.write_cache && flags & tf::SEND_FLUSH != 0;
     let needed = [
-        (gains_cache, "it now has a write cache"),
-        (lacks(shared.multi, tf::CAN_MULTI_CONN), "it now allows only one connection"),
-        (lacks(geometry.discard, tf::SEND_TRIM), "it no longer supports trim"),
-        (lacks(geometry.write_zeroes, tf::SEND_WRITE_ZEROES), "it no longer supports write zeroes"),
-        (made.1.max_payload < geometry.io_max, "its largest request is now smaller"),
-        (!geometry.read_only && flags & tf::READ_ONLY != 0, "it is now read-only"),
-        (lacks(geometry.write_cache, tf::SEND_FLUSH), "it no longer supports flush"),
-        (lacks(geometry.fua, tf::SEND_FUA), "it no longer supports FUA"),
-        (made.1.min_block > geometry.logical_block, "its blocks are now larger"),
+        (gains_cache, "the export now has a write cache"),
+        (lacks(shared.multi, tf::CAN_MULTI_CONN), "the export now allows only one connection"),
+        (lacks(geometry.discard, tf::SEND_TRIM), "the export no longer supports trim"),
+        (
+            lacks(geometry.write_zeroes, tf::SEND_WRITE_ZEROES),
+            "the export no longer supports write zeroes",
+        ),
+        (made.1.max_payload < geometry.io_max, "the maximum request size is now smaller"),
+        (!geometry.read_only && flags & tf::READ_ONLY != 0, "the export is now read-only"),
+        (lacks(geometry.write_cache, tf::SEND_FLUSH), "the export no longer supports flush"),
+        (lacks(geometry.fua, tf::SEND_FUA), "the export no longer supports FUA"),
+        (made.1.min_block > geometry.logical_block, "the block size is now larger"),
     ];
     match needed.iter().find(|(missing, _)| *missing) {
         Some((_, why)) => Err((*why).to_owned()),

@@ -97,8 +97,8 @@ impl Flushes {
                 }
                 let silent = self.peers.give_up(changes, flush.mark);
                 tracing::error!(
-                    "{}: {silent} connections do not answer a flush that another one has answered; \
-                     writes that were not flushed may be lost, and the flush fails",
+                    "{}: flush failed: answered on one connection, but not on {silent} others; \
+                     unflushed writes may be lost",
                     shared.text
                 );
             }

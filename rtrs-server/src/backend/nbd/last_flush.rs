@@ -26,12 +26,12 @@ pub(super) fn begin(shared: &Arc<Shared>, account: &Arc<Account>, fd: OwnedFd, s
         let mark = of.changes.mark();
         match flush(fd, structured, FLUSH_MAX) {
             Ok(()) => own.settle(mark),
-            Err(error) => of.log_loss(&own, &format!("a closed device cannot be flushed: {error}")),
+            Err(error) => of.log_loss(&own, &format!("cannot flush a closed device: {error}")),
         }
         of.changes.leave(&own);
     });
     if let Err(error) = thread {
-        shared.log_loss(account, &format!("a closed device cannot be flushed: {error}"));
+        shared.log_loss(account, &format!("cannot flush a closed device: {error}"));
         shared.changes.leave(account);
     }
 }

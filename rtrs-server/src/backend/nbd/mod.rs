@@ -159,7 +159,7 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
     }
     let size = whole_blocks(text, offered.size, u64::from(block));
     if size == 0 {
-        let problem = format!("holds {} bytes, less than one block of {block}", offered.size);
+        let problem = format!("has {} bytes, less than one block of {block}", offered.size);
         return Err(BackendError::new(text, problem, "give it a size first"));
     }
     let changes = !how.read_only;

@@ -156,7 +156,10 @@ impl NbdDevice {
             Some(LinkEvent::Gone) => {
                 let seconds = GONE_MAX.as_secs();
                 let name = &self.shared.text;
-                tracing::error!("{name}: unreachable for {seconds} s; IO fails until it is back");
+                tracing::error!(
+                    "{name}: unreachable for {seconds} s; IO fails until the server is reachable \
+                     again"
+                );
                 self.outstanding.reconnect(false);
                 while let Some(row) = self.sender.pop() {
                     let slot = self.outstanding.cancel(row);
@@ -179,7 +182,7 @@ impl NbdDevice {
             _ => {
                 self.receiver.ended();
                 match result {
-                    Ok(0) => Some("the server has closed it".to_owned()),
+                    Ok(0) => Some("closed by the server".to_owned()),
                     Ok(_) if !self.link.is_up() => None,
                     Ok(count) => self.received(count),
                     Err(error) => Some(error.to_string()),

@@ -65,7 +65,7 @@ impl Shared {
     pub(super) fn log_loss(&self, account: &Account, why: &str) {
         if self.changes.lose(account) {
             tracing::error!(
-                "{}: {why}; writes that were not flushed may be lost, and the next flush fails",
+                "{}: {why}; unflushed writes may be lost, and the next flush will fail",
                 self.text
             );
         }

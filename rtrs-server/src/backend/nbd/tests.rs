@@ -212,7 +212,10 @@ fn the_backend_conforms_with_qemu_nbd() {
     let upstream = Upstream::qemu(&scratch, &["-f", "raw", &raw]);
     let wrong = format!("x={}", upstream.url.replace("disk?", "none?"));
     let error = open_target(&wrong.parse().unwrap()).map(drop).unwrap_err().to_string();
-    assert!(error.contains("it has no such export") && error.contains("nbdinfo"), "{error}");
+    assert!(
+        error.contains("the server has no such export") && error.contains("nbdinfo"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -251,7 +254,7 @@ fn a_missing_server_is_refused_with_a_reason() {
         client.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
     });
     let error = refuse(&format!("nbd://{address}/disk"));
-    assert!(error.contains("it is not an NBD server"), "{error}");
+    assert!(error.contains("the server does not speak NBD"), "{error}");
     served.join().unwrap();
 }
 

@@ -41,7 +41,7 @@ const OSD_MAX: Duration = Duration::from_secs(1);
 const LOCK_MAX: Duration = Duration::from_secs(45);
 
 pub(super) const NO_LOCK_FEATURE: &str =
-    "has no exclusive-lock feature, which keeps a second writer out";
+    "lacks the exclusive-lock feature, which prevents a second writer";
 
 /// Callback that runs on a shard when the cluster refuses a client or its lock is lost.
 pub(super) struct Refused(pub(super) Box<dyn Fn() + Send + Sync>);
@@ -119,7 +119,7 @@ impl RbdSource {
         let size = image.size().map_err(|error| system(name, error))?;
         let exported = whole_blocks(name, size, u64::from(block));
         if exported == 0 {
-            let problem = format!("holds {size} bytes, less than one block of {block}");
+            let problem = format!("has {size} bytes, less than one block of {block}");
             let hint = "give it a size first, as in `rbd resize --size 1G IMAGE`";
             return Err(BackendError::new(name, problem, hint));
         }
@@ -202,7 +202,7 @@ fn lock(name: &str, image: Image) -> Result<Image, BackendError> {
     // Used only in the log and the error.
     let owner = image.lock_owner().ok().flatten();
     if let Some(owner) = &owner {
-        tracing::warn!("{name}: {owner} holds this image's lock; waiting for it");
+        tracing::warn!("{name}: waiting for the image lock held by {owner}");
     }
     let locked = within("rbd-lock", LOCK_MAX, move || {
         let locked = image.lock();
@@ -222,7 +222,7 @@ fn lock(name: &str, image: Image) -> Result<Image, BackendError> {
             Err(BackendError::new(name, NO_LOCK_FEATURE, hint))
         }
         Some((_, Err(error))) if error.raw_os_error() == Some(libc::EROFS) => {
-            Err(in_use(format!("is in use: {holder} keeps its lock")))
+            Err(in_use(format!("is in use: {holder} still holds the lock")))
         }
         Some((_, Err(error))) => {
             let hint = "check the cluster with `ceph -s`";
@@ -250,17 +250,16 @@ fn refused(name: &str, at: &ImageAddress, error: RbdError) -> BackendError {
     };
     let ImageAddress { pool, user, .. } = at;
     let (problem, hint) = match (step, error.kind()) {
-        (RbdStep::Configuration, io::ErrorKind::NotFound) if at.configuration.is_none() => (
-            "finds no Ceph configuration".to_owned(),
-            "write /etc/ceph/ceph.conf, or set conf=PATH",
-        ),
+        (RbdStep::Configuration, io::ErrorKind::NotFound) if at.configuration.is_none() => {
+            ("has no Ceph configuration".to_owned(), "write /etc/ceph/ceph.conf, or set conf=PATH")
+        }
         (RbdStep::Configuration, _) => {
             let file = at.configuration.as_deref().map(|path| path.display().to_string());
             let file = file.unwrap_or_else(|| "ceph.conf".to_owned());
             (format!("cannot use {file}"), "correct that file, or set conf=PATH")
         }
         (RbdStep::Connect, io::ErrorKind::TimedOut) => (
-            format!("reaches no monitor within {} s", at.connect_max.as_secs()),
+            format!("cannot reach a monitor within {} s", at.connect_max.as_secs()),
             "check mon_host in ceph.conf and the network, or set connect-timeout",
         ),
         (RbdStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => (
@@ -310,7 +309,7 @@ impl Shared {
             tracing::error!(
                 bytes = has,
                 exported = had,
-                "{name}: shrunk while exported; IO beyond its end fails until `export resize \
+                "{name}: shrunk while exported; IO beyond the new end fails until `export resize \
                  --force`"
             );
         }
@@ -385,7 +384,7 @@ impl BlockSource for RbdSource {
         let _turn = resizing.lock();
         let (had, has) = (own.get(), self.0.image_size()?);
         if has != size && geometry.read_only {
-            let why = format!("it is an image of {has} bytes that was opened read-only");
+            let why = format!("the target is an image of {has} bytes, opened read-only");
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         if size >= had && has > size && !self.0.is_cut() {

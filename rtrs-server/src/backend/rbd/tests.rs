@@ -81,13 +81,13 @@ fn images_that_cannot_be_exported_are_refused_with_a_reason() {
     refuse("rbd:rbd/none", &[missing, "rbd ls"]);
     refuse("rbd:rbd/none/plain", &[missing]);
     refuse("rbd:rbd/plain@none,ro", &[missing, "rbd snap ls"]);
-    refuse("rbd:rbd/unlocked", &["no exclusive-lock feature", "rbd feature enable"]);
+    refuse("rbd:rbd/unlocked", &["lacks the exclusive-lock feature", "rbd feature enable"]);
     open(ceph, "rbd:rbd/unlocked,no-lock").unwrap();
     open(ceph, "rbd:rbd/unlocked,ro").unwrap();
     refuse("rbd:rbd/cached", &["would lose acknowledged writes", "rbd config image ls"]);
     open(ceph, "rbd:rbd/cached,ro").unwrap();
     let first = open(ceph, "rbd:rbd/plain").unwrap();
-    refuse("rbd:rbd/plain", &["is in use", "keeps its lock", "export it with `ro`"]);
+    refuse("rbd:rbd/plain", &["is in use", "still holds the lock", "export it with `ro`"]);
     open(ceph, "rbd:rbd/plain,ro").unwrap();
     drop(first);
     open(ceph, "rbd:rbd/plain").unwrap();
@@ -103,7 +103,7 @@ fn images_that_cannot_be_exported_are_refused_with_a_reason() {
     };
     let begin = Instant::now();
     let error = conf("away", "[global]\nmon host = 127.0.0.1:1\nauth client required = none\n");
-    assert!(error.contains("reaches no monitor within 2 s"), "{error}");
+    assert!(error.contains("cannot reach a monitor within 2 s"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     let real = fs::read_to_string(ceph.conf()).unwrap();
     let keyless = real.replace("client required = none", "client required = cephx");

@@ -21,10 +21,10 @@ pub struct AddArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Write the export to exports-dir too, so that it outlasts a restart
+    /// Also write the export to exports-dir, so that it survives a restart
     ///
-    /// Writes the file that already names the export, or else NAME.yaml. Refused before anything
-    /// changes if the file cannot be written, or if the configuration file or a flag names the
+    /// Writes the file that already defines the export, or else NAME.yaml. Refused before anything
+    /// changes if the file cannot be written, or if the configuration file or a flag defines the
     /// export.
     #[arg(long)]
     pub save: bool,

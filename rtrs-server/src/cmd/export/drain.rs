@@ -13,7 +13,7 @@ pub struct DrainArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// Maximum time to wait for its last requests, for example 10s
+    /// Maximum time to wait for running requests, for example 10s
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub within: Within,
 

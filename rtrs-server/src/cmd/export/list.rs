@@ -39,10 +39,11 @@ fn text(list: &ExportList) -> String {
         access += match export.access_limit {
             None => "",
             Some(AccessLimit::Holders) => {
-                "  access: only sessions that had it open when it left the configuration\n"
+                "  access: only sessions that had the export open when it was removed from the \
+                 configuration\n"
             }
             Some(AccessLimit::Before) => {
-                "  access: only clients that the previous lists admit too; not as configured\n"
+                "  access: not as configured; only clients that the previous lists also admit\n"
             }
         };
         let head = line([
@@ -61,8 +62,7 @@ fn text(list: &ExportList) -> String {
     let access = match (list.open_to_everyone, &list.access[..]) {
         (true, _) => "access: everyone, because there is no access list\n".to_owned(),
         (false, []) if list.open_to_named => {
-            "access: every client that proves who it is, because there is no access list\n"
-                .to_owned()
+            "access: every authenticated client, because there is no access list\n".to_owned()
         }
         (false, []) => "access to exports without their own list: no client\n".to_owned(),
         (false, own) => format!("access to exports without their own list: {}\n", rules(own)),
@@ -74,19 +74,19 @@ fn text(list: &ExportList) -> String {
 fn target_text(state: ExportState) -> &'static str {
     match state {
         ExportState::Replaced => {
-            "  its path leads to another file or device; sessions still use the old one, and if \
-             that was deleted, what they write is lost when the last session closes it: copy it \
-             through a client before that\n"
+            "  its path refers to another file or device, but sessions still use the old target. \
+             If the old target was deleted, its content is lost when the last session closes it: \
+             copy it through a client first\n"
         }
         ExportState::Missing => {
-            "  its path leads nowhere; the open target is exported until the server ends. If it \
-             was deleted, its content is lost then: copy it through a client before that. If it \
-             was renamed, rename it back\n"
+            "  its path no longer exists; the open target is exported until the server stops. If \
+             the target was deleted, its content is then lost: copy it through a client first. If \
+             it was renamed, rename it back\n"
         }
         ExportState::Cut => {
-            "  its target was truncated: the size is the old one, and IO beyond the end of the \
-             target fails; restore it, or accept its size with `export resize` (with --force while \
-             it is open)\n"
+            "  its target was truncated: the export keeps its size, and IO beyond the end of the \
+             target fails; restore the target, or adopt its size with `export resize` (with \
+             --force while the export is open)\n"
         }
         _ => "",
     }
@@ -99,7 +99,7 @@ fn limits_text(export: &ExportSnapshot) -> String {
     let delayed = match count {
         0 => String::new(),
         1 => format!("; 1 request delayed for {seconds} s"),
-        _ => format!("; {count} requests delayed for {seconds} s altogether"),
+        _ => format!("; {count} requests delayed for {seconds} s in total"),
     };
     format!("  limits: {limits}{delayed}\n")
 }
@@ -117,12 +117,9 @@ mod tests {
     fn a_target_that_is_cut_or_may_be_lost_is_explained() {
         for state in [ExportState::Replaced, ExportState::Missing] {
             let text = target_text(state);
-            assert!(
-                text.contains("is lost") && text.contains("copy it through a client"),
-                "{text}"
-            );
+            assert!(text.contains("lost") && text.contains("copy it through a client"), "{text}");
         }
-        assert!(target_text(ExportState::Cut).contains("the size is the old one"));
+        assert!(target_text(ExportState::Cut).contains("the export keeps its size"));
         assert_eq!(target_text(ExportState::Open), "");
     }
 
@@ -136,7 +133,10 @@ mod tests {
         };
         for (list, end) in [
             (list(&[], true, false), "access: everyone, because there is no access list\n"),
-            (list(&[], false, true), "who it is, because there is no access list\n"),
+            (
+                list(&[], false, true),
+                "every authenticated client, because there is no access list\n",
+            ),
             (list(&[], false, false), "access to exports without their own list: no client\n"),
             (list(&["db1:rw"], false, false), "without their own list: db1:rw\n"),
         ] {

@@ -34,13 +34,14 @@ pub enum ExportCommand {
     Save(ServerArgs),
     /// Add an export to the running server
     ///
-    /// Without --save, the export does not outlast a restart unless the configuration names it too.
+    /// Without --save, the export does not survive a restart unless the configuration defines it
+    /// too.
     Add(Box<AddArgs>),
     /// Remove an export and close its file or disk
     ///
     /// Refused while a session has it open, unless you use --force.
     Remove(RemoveArgs),
-    /// Have another gateway serve an export
+    /// Hand an export over to another gateway
     ///
     /// For exports with the option gateway: running requests are answered, then the lock of the
     /// image is released, and clients with a path to another gateway continue there.

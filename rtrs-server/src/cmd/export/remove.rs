@@ -15,24 +15,24 @@ pub struct RemoveArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// Remove it even if sessions have it open, or its file was deleted
+    /// Remove the export even if sessions have it open or its file was deleted
     ///
     /// The devices of the sessions end with errors. The content of a deleted file is lost.
     #[arg(long)]
     pub force: bool,
 
-    /// Print whose sessions have it open and would lose access, and change nothing
+    /// Print the sessions that would lose the export or their access, and change nothing
     #[arg(long, conflicts_with_all = ["force", "save"])]
     pub dry_run: bool,
 
-    /// Remove it from exports-dir too, so that a restart does not bring it back
+    /// Also remove the export from exports-dir, so that a restart does not restore it
     ///
     /// Refused before anything changes if the file cannot be written, or if the configuration file
-    /// or a flag names the export.
+    /// or a flag defines the export.
     #[arg(long)]
     pub save: bool,
 
-    /// Maximum time to wait for its last requests, for example 10s
+    /// Maximum time to wait for running requests, for example 10s
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub within: Within,
 

@@ -22,16 +22,16 @@ pub struct ResizeArgs {
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
 
-    /// Shrink the export even though data beyond the new end is lost
+    /// Shrink the export even if this loses data beyond the new end
     ///
     /// Also accepts a file or disk that was truncated while sessions have it open.
     #[arg(long)]
     pub force: bool,
 
-    /// Write the export with its size to exports-dir too, so that the size outlasts a restart
+    /// Also write the export with its size to exports-dir, so that the size survives a restart
     ///
-    /// For exports in memory and null devices, whose size is a part of their settings. A file or
-    /// disk keeps its size without this. See --save of `export set`.
+    /// For exports in memory and null devices, whose size is part of their settings. The size of a
+    /// file or disk persists without this flag. See --save of `export set`.
     #[arg(long)]
     pub save: bool,
 
@@ -62,6 +62,6 @@ fn text(resized: &Resized) -> String {
         (true, Some(end)) => {
             format!("{export} has {size} bytes again; its target was truncated to {end}\n{saved}")
         }
-        (false, _) => format!("{export} has {size} bytes now, and had {size_before}\n{saved}"),
+        (false, _) => format!("{export} resized from {size_before} to {size} bytes\n{saved}"),
     }
 }

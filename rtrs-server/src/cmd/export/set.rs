@@ -27,14 +27,14 @@ pub struct SetArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Print what would change and whose sessions would end, and change nothing
+    /// Print the changes and the sessions that would end, and change nothing
     #[arg(long, conflicts_with_all = ["force", "save"])]
     pub dry_run: bool,
 
-    /// Write the export with all its options to exports-dir too, so that they outlast a restart
+    /// Also write the export with all its options to exports-dir, so that they survive a restart
     ///
-    /// Writes the file that already names the export, or else NAME.yaml. Refused before anything
-    /// changes if the file cannot be written, or if the configuration file or a flag names the
+    /// Writes the file that already defines the export, or else NAME.yaml. Refused before anything
+    /// changes if the file cannot be written, or if the configuration file or a flag defines the
     /// export.
     #[arg(long)]
     pub save: bool,

@@ -87,11 +87,14 @@ impl Store {
 
     /// Writes the running settings of the export. `done` describes the change already made.
     pub(super) fn save(self, server: &Server, done: &str) -> Result<PathBuf, Error> {
-        let hint =
-            "put its entry of `rtrs-server export save` there, or a restart loses the change";
+        let hint = "add its entry from `rtrs-server export save` to that file, or a restart loses \
+                    the change";
         let saved = server.request::<SavedExports>(&Request::ExportSave).and_then(|saved| {
             let spec = saved.exports.into_iter().find(|spec| spec.name() == self.name);
-            self.put(&spec.ok_or_else(|| Error::new(ErrorKind::System, "it no longer exists"))?)
+            self.put(
+                &spec
+                    .ok_or_else(|| Error::new(ErrorKind::System, "the export no longer exists"))?,
+            )
         });
         saved
             .and_then(|()| self.check_not_reloaded(server))
@@ -101,7 +104,7 @@ impl Store {
 
     /// Removes the export from its file. Returns the file, if it defined the export.
     pub(super) fn remove(self, server: &Server) -> Result<Option<PathBuf>, Error> {
-        let hint = "delete its entry there, or a restart brings it back";
+        let hint = "delete its entry from that file, or a restart restores the export";
         let removed =
             self.take_out().and_then(|removed| self.check_not_reloaded(server).map(|()| removed));
         let removed = removed.map_err(|error| self.not_saved("removed", hint, error))?;
@@ -135,7 +138,8 @@ impl Store {
         }
         let text = rendered(&old, &items)?;
         if !exports_dir::parse(&text, &self.file)?.contains(spec) {
-            let text = "its settings cannot be written as YAML, for example a path without UTF-8";
+            let text = "its settings cannot be written as YAML, for example a path that is not \
+                        UTF-8";
             return Err(Error::new(ErrorKind::System, text));
         }
         self.replace(&old, &text)
@@ -244,18 +248,19 @@ fn refuse(name: &str, why: &str) -> Error {
 fn edited(file: &Path) -> String {
     format!(
         "{} has changes to this export that the server has not applied; apply them with \
-         `rtrs-server reload`, which reports what prevents that, or revert them",
+         `rtrs-server reload`, which reports any obstacle, or revert them",
         file.display()
     )
 }
 
 /// Reason why nothing can be saved while a reload that did not wait for the lock is running.
-const RELOADING: &str = "a running reload may undo the change; repeat this when it has finished";
+const RELOADING: &str = "a running reload may undo the change; repeat the command when the reload \
+                         has finished";
 
 /// Reason why the last access list cannot be removed from the files.
-const WOULD_OPEN: &str = "without its access list, the server would be open to all clients after \
-                          a restart, while exports without a list are closed now; set `access` of \
-                          the server in its configuration, reload, and repeat this";
+const WOULD_OPEN: &str = "this is the last access list; after a restart, exports without a list, \
+                          which are closed now, would be open to all clients; set `access` of the \
+                          server in its configuration, reload, and repeat the command";
 
 /// Reason why a server without `exports-dir` cannot save, with a hint.
 fn no_directory(origin: &Origin) -> String {
@@ -297,7 +302,8 @@ fn file_name(name: &str) -> Result<String, Error> {
     }
     file += ".yaml";
     if file.len() > FILE_NAME_MAX {
-        let why = "its name is too long for a file; write one with `rtrs-server export save`";
+        let why = "its name is too long for a file name; write a file with `rtrs-server export \
+                   save`";
         return Err(refuse(name, why));
     }
     Ok(file)

@@ -19,7 +19,7 @@ pub struct EvictArgs {
     /// Name or ID of the session, as in `session list`
     pub session: String,
 
-    /// Wait at most TIME (unit required, e.g. 5s) for its running IO; then the command exits 1
+    /// Wait at most TIME, for example 5s, for running IO; exit with 1 if IO is still running
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub within: Within,
 

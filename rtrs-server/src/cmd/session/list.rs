@@ -87,7 +87,7 @@ fn text(list: &Sessions) -> String {
 fn path_text(path: &PathSnapshot) -> String {
     let waiting = match path.io.blocked {
         0 => String::new(),
-        count => format!(" ({count} behind older writes that the disk still has)"),
+        count => format!(" ({count} blocked by older writes that are still running)"),
     };
     let cipher = path.cipher.as_ref().map(|cipher| format!(", {cipher}")).unwrap_or_default();
     let auth = match path.auth {
@@ -211,7 +211,7 @@ mod tests {
              3 in flight, TLS_AES_128_GCM_SHA256, up 1m01s"
         );
         assert!(lines[3].contains("draining") && lines[3].ends_with("up 1d01h"), "{shown}");
-        let waits = ", 2 in flight (1 behind older writes that the disk still has), TLS_";
+        let waits = ", 2 in flight (1 blocked by older writes that are still running), TLS_";
         assert!(lines[3].contains(waits), "{shown}");
         let odd = SessionSnapshot { name: Some("a\nb\u{1b}[31m".into()), ..session.clone() };
         let shown = text(&odd);

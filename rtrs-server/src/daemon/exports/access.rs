@@ -109,7 +109,7 @@ impl ExportAccess {
             let identity = identity.as_deref().unwrap_or("anonymous");
             tracing::info!(
                 %session, identity, ?peers, paths, paths_left,
-                "a session loses paths: access lists, certificates or keys have changed"
+                "ending paths of a session: access lists, certificates or keys have changed"
             );
         }
         ended.map(|_| revoked)

@@ -110,8 +110,8 @@ impl Exports {
         }
         let reserved = self.reserve(entry);
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
-            let only = "; only access, rate limits, and ro of an export that was opened for \
-                        writing, can change while it is open";
+            let only = "; while an export is open, only access, rate limits, and ro if it was \
+                        opened for writing, can change";
             why + if open { only } else { "" }
         })?;
         // The export must be reopened whatever happens to the list.

@@ -184,7 +184,7 @@ impl ExportCommands {
     ) -> Result<Removed, String> {
         let ended = |removed: &Removed| {
             let ended = removed.ended.join(", ");
-            let ended = (!ended.is_empty()).then(|| format!("it was opened by {ended}"));
+            let ended = (!ended.is_empty()).then(|| format!("it was in use by {ended}"));
             let all: Vec<String> = ended.into_iter().chain(removed.not_closed.clone()).collect();
             (!all.is_empty()).then(|| all.join("; "))
         };
@@ -203,7 +203,7 @@ impl ExportCommands {
             return Err(format!("{why}{LAST_COPY_HINT}"));
         }
         let users = self.exports.users(name)?;
-        let hint = "; detach it there, or use --force";
+        let hint = "; detach it at the client, or use --force";
         let (export, ended) = self
             .exports
             .unpublish(name, force)

@@ -75,11 +75,11 @@ impl Entry {
         let name = spec.name();
         let hint = match &spec.target {
             Target::Memory(_) if self.spec.target != spec.target => {
-                "give it its size with `export resize`, or remove it and add it again"
+                "set its size with `export resize`, or remove it and add it again"
             }
             _ => "remove it and add it again if you want that",
         };
-        Err(format!("export {name:?} would lose its memory; {hint}"))
+        Err(format!("export {name:?} would lose its content; {hint}"))
     }
 
     /// Returns why the export should not be closed, if closing it would lose its content, as far as

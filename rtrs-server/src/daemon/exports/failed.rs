@@ -25,8 +25,8 @@ const STILL_FREE: Duration = Duration::from_secs(10);
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 
 /// Failure reason of an export whose target hangs.
-pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the file system or \
-                                server behind it does not answer";
+pub(super) const HANGS: &str = "opening its target takes longer than 10 s; its file system or \
+                                server does not respond";
 
 /// An export that could not be opened.
 #[derive(Clone, Debug)]

@@ -81,7 +81,7 @@ mod tests {
             let _ = hanging.recv();
             Ok::<_, String>(result)
         });
-        assert!(hung.unwrap_err().contains("does not answer"));
+        assert!(hung.unwrap_err().contains("does not respond"));
         drop(let_go);
         while Arc::strong_count(&late) > 1 {
             thread::yield_now();

@@ -22,14 +22,16 @@ pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;
     if export.source.is_deleted() {
         return Some(format!(
-            "{backing} of export {name:?} was deleted, and its content is lost when it closes; {}",
+            "{backing} of export {name:?} was deleted, and its content is lost when it is closed; \
+             {}",
             how_to_copy(export)
         ));
     }
     export.is_unexamined().then(|| {
         format!(
-            "{backing} of export {name:?} may have been deleted, and then its content is lost when \
-             it is closed: its file system does not answer; try again when it does"
+            "cannot determine whether {backing} of export {name:?} was deleted, in which case \
+             closing it loses its content: its file system does not respond; try again when it \
+             responds"
         )
     })
 }
@@ -37,9 +39,8 @@ pub(super) fn last_copy(export: &Export) -> Option<String> {
 /// Returns why an export whose file was deleted before another one took its path is not reopened.
 pub(super) fn orphan(export: &Export) -> String {
     format!(
-        "the open file was deleted, and then another one took its path; the deleted one is still \
-         exported, and its content is lost when it closes; {}; `reload --force` exports the new \
-         one",
+        "the open file was deleted and replaced by a new file; the deleted file is still exported, \
+         and its content is lost when it is closed; {}; `reload --force` exports the new file",
         how_to_copy(export)
     )
 }

@@ -130,7 +130,8 @@ impl Opener {
         if closing.iter().all(|closing| closing.backing != target) {
             return Ok(());
         }
-        let why = "requests of an earlier export of its target are still running at the backend";
+        let why = "requests of an earlier export of the same target are still running at the \
+                   backend";
         Err(Error::new(ErrorKind::Export, format!("{}: {why}", cannot_export(spec))))
     }
 
@@ -221,7 +222,7 @@ impl Opener {
         let started = thread.spawn(move || release(exports, &opener, &done));
         started.map(|_| released).map_err(|error| {
             tracing::error!("cannot start a thread to flush exports that are closed: {error}");
-            format!("it was closed without a flush: cannot start a thread: {error}")
+            format!("closed without a flush: cannot start a thread: {error}")
         })
     }
 
@@ -266,7 +267,7 @@ pub(in crate::daemon) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
     let until = Instant::now() + SAVE_MAX;
     while !epoch.is_saved(rises) {
         if Instant::now() >= until {
-            tracing::error!("state-dir takes too long: a failed flush is not recorded there yet");
+            tracing::error!("recording a failed flush in state-dir takes too long");
             return false;
         }
         thread::sleep(Duration::from_millis(1));
@@ -306,7 +307,7 @@ fn release(
         left.retain(|(_, export)| export.strong_count() > 0);
         if left.is_empty() {
             if is_reported {
-                tracing::info!("the exports that were not closed are closed now");
+                tracing::info!("the exports that were still closing are now closed");
             }
             return;
         }

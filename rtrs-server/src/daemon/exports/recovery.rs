@@ -112,7 +112,7 @@ fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(
     exports.publish(spec, export, exports.failed.is_configured(spec.name()))?;
     exports.failed.remove(spec.name());
     drop(checking_losses);
-    tracing::info!(export = spec.name(), "failed export opened; it is served now");
+    tracing::info!(export = spec.name(), "failed export opened; the server now serves the export");
     record(exports, spec, AuditResult::Ok, None);
     Ok(())
 }

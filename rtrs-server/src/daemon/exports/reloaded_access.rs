@@ -103,8 +103,8 @@ impl Exports {
         // Clients that lose access must not benefit if the control shard is busy.
         asked.unwrap_or_else(|why| {
             tracing::warn!(
-                "exports that left the configuration admit no client: cannot ask which sessions \
-                 have them open: {why}"
+                "exports removed from the configuration admit no client: cannot query which \
+                 sessions have them open: {why}"
             );
             gone.into_iter().map(|name| (name, Holders::new())).collect()
         })

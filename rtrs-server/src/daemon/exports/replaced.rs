@@ -22,14 +22,14 @@ use crate::stats::TRIES_AGAIN;
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Reason why an export in use keeps its target.
-const IN_USE: &str = "its path leads to another file or device, and sessions have the old one \
-                      open; what they write may be lost when the last session closes it: copy it \
-                      through a client before that. The new one is exported afterwards";
+const IN_USE: &str = "its path refers to another file or device, but sessions have the old target \
+                      open; its content may be lost when the last session closes it: copy it \
+                      through a client first. The new target is exported after that";
 
 /// Reason why an export whose path no longer exists keeps its target.
-const MISSING: &str = "its path leads nowhere; the open target is still exported, and if it was \
-                       deleted, its content is lost when the server ends: copy it through a client \
-                       before that";
+const MISSING: &str = "its path no longer exists; the open target is still exported. If it was \
+                       deleted, its content is lost when the server stops: copy it through a \
+                       client first";
 
 /// Reason why an opened target does not replace the old one.
 enum NotReplaced {
@@ -100,7 +100,7 @@ impl Exports {
         }
         tracing::warn!(
             export = name,
-            "open refused: the path leads to another target, which cannot be opened while another \
+            "open refused: the path refers to another target, which cannot be opened while another \
              change of the export is running"
         );
         Examined::Outdated
@@ -177,14 +177,14 @@ impl Exports {
         match replaced.and_then(|export| self.reopen(entry, &export, Duration::ZERO)) {
             Ok(()) => {
                 self.not_reopened.forget(name);
-                tracing::info!(export = name, "reopened: the path leads to another target");
+                tracing::info!(export = name, "reopened: the path refers to another target");
                 Followed::Reopened
             }
             Err(NotReplaced::Failed(why)) => Followed::Failed(why),
             Err(NotReplaced::Kept(why)) => {
                 let why = format!(
-                    "its path leads to another file or device, which cannot be exported: {why}; \
-                     the old one is still exported"
+                    "its path refers to another file or device, which cannot be exported: {why}; \
+                     the old target is still exported"
                 );
                 self.not_reopened.note(name, &why);
                 Followed::Kept(why)
@@ -207,7 +207,9 @@ impl Exports {
                 Err(NotReplaced::Failed(_)) => {}
             },
             Err(why) => {
-                let why = format!("it is read-only now, but keeps the locks of a writer: {why}");
+                let why = format!(
+                    "the export is now read-only, but still holds the locks of a writer: {why}"
+                );
                 self.not_reopened.note(name, &why);
             }
         }
@@ -223,7 +225,7 @@ impl Exports {
         let (opener, spec) = (Arc::clone(&self.opener), entry.spec.clone());
         let opened: Opened = in_time(move || {
             // If this raises the epoch, it must do so before the export is opened.
-            old.source.settle().map_err(|error| format!("it cannot be flushed: {error}"))?;
+            old.source.settle().map_err(|error| format!("cannot flush the export: {error}"))?;
             let export = opener.open_shared(&spec)?;
             if export.file == old.file { Ok(export) } else { Err("its path has changed".into()) }
         });

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// longest time that the settings allow a cluster or NBD server.
 const HANG_MAX: Duration = Duration::from_secs(30);
 /// Reason reported for an export whose target was left behind at startup.
-const OPENING: &str = "its target does not answer yet; the server serves the other exports and \
+const OPENING: &str = "its target does not respond yet; the server serves the other exports and \
                        keeps waiting";
 
 /// Exports of a starting server.
@@ -67,8 +67,8 @@ impl Stalled {
         }
         let names: Vec<_> = left.iter().map(|spec| format!("{:?}", spec.name())).collect();
         let text = format!(
-            "cannot export {}: no answer from the target; make its file system or server answer, \
-             or remove the export",
+            "cannot export {}: the target does not respond; repair its file system or server, or \
+             remove the export",
             names.join(", ")
         );
         Err(Error::new(ErrorKind::Export, text))
@@ -112,7 +112,7 @@ pub(in crate::daemon) fn open_all(
             // The attempt has ended, so this is the only reference.
             Some(Ok(export)) => match Arc::into_inner(export) {
                 Some(export) => partial.opened.push(export),
-                None => partial.failed.push(refuse("its attempt is still running".to_owned())),
+                None => partial.failed.push(refuse("the last attempt is still running".to_owned())),
             },
             Some(Err(why)) => {
                 holders.insert(spec.name(), why.holder);
@@ -215,7 +215,12 @@ mod tests {
         let failures = Stalled::Left.leave(vec![&specs[0]]).unwrap();
         assert_eq!(failures, [(specs[0].clone(), OPENING.into())]);
         let error = Stalled::Refused.leave(specs.iter().collect()).unwrap_err();
-        assert!(error.to_string().starts_with("cannot export \"a\", \"b\": no answer"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot export \"a\", \"b\": the target does not respond"),
+            "{error}"
+        );
         assert_eq!(Stalled::Refused.leave(Vec::new()).unwrap(), []);
     }
 

@@ -322,10 +322,10 @@ fn an_export_whose_file_system_does_not_answer_is_closed_only_by_force() {
     let (_dir, path) = file("exports-hang");
     with_source(Broken::new(false), &path, |exports, commands| {
         let why = commands.remove("vol", false, RELEASE_MAX).map(|_| ()).unwrap_err();
-        assert!(why.contains("does not answer") && why.ends_with(LAST_COPY_HINT), "{why}");
+        assert!(why.contains("does not respond") && why.ends_with(LAST_COPY_HINT), "{why}");
         let why = commands.set("vol", &["delay=1ms".to_owned()], false).map(|_| ()).unwrap_err();
-        assert!(why.contains("does not answer"), "{why}");
-        assert!(exports.targets.last_copies().is_some_and(|why| why.contains("does not answer")));
+        assert!(why.contains("does not respond"), "{why}");
+        assert!(exports.targets.last_copies().is_some_and(|why| why.contains("does not respond")));
         commands.remove("vol", true, RELEASE_MAX).unwrap();
     });
 }

@@ -54,9 +54,9 @@ pub(super) fn check(
         for device in without {
             let (device, why) = (&*device.name, why(device));
             if demand == AutoSwitch::On {
-                tracing::warn!(portal, device, why, "no sessions over this device");
+                tracing::warn!(portal, device, why, "this device cannot serve sessions");
             } else {
-                tracing::warn!(portal, device, why, "no fresh key for each request on this device");
+                tracing::warn!(portal, device, why, "requests on this device use no fresh keys");
             }
         }
         true
@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn missing() -> MemoryWindows {
-        MemoryWindows::Missing("its provider cannot create a window".into())
+        MemoryWindows::Missing("the provider cannot create a window".into())
     }
 
     fn on(scheme: Scheme, host: u8) -> Target {
@@ -128,7 +128,7 @@ mod tests {
         let devices = [device("bnxt_re0", 1, missing()), device("rxe0", 2, MemoryWindows::Usable)];
         let text = left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &devices).unwrap_err();
         for part in
-            ["rdma://10.0.0.1:1234", "bnxt_re0", "its provider cannot create a window", "auto"]
+            ["rdma://10.0.0.1:1234", "bnxt_re0", "the provider cannot create a window", "auto"]
         {
             assert!(text.contains(part), "{part:?} in {text}");
         }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn every_portal_is_served_if_windows_are_optional() {
-        let untried = MemoryWindows::Untried("its port has no address".into());
+        let untried = MemoryWindows::Untried("the port has no address".into());
         for windows in [missing(), untried, MemoryWindows::Usable] {
             let devices = [device("bnxt_re0", 1, windows)];
             for demand in [AutoSwitch::Auto, AutoSwitch::Off] {
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_portal_with_unknown_windows_is_not_refused() {
-        let untried = device("rxe0", 1, MemoryWindows::Untried("its port has no address".into()));
+        let untried = device("rxe0", 1, MemoryWindows::Untried("the port has no address".into()));
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &[untried]), Ok(1));
         // No device has the address yet: listening will report that.
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &[]), Ok(1));

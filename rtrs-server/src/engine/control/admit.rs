@@ -200,6 +200,9 @@ fn log_depth(control: &mut Control, attempt: Attempt<'_>, limits: Limits, ctx: &
         && let Some(left_out) = control.log.admit(ctx.now, request.peer, "depth")
     {
         let session = SessionTag::of(conn.session_id);
-        tracing::info!(%session, depth, left_out, "memory-max: a smaller queue depth");
+        tracing::info!(
+            %session, depth, left_out,
+            "reduced the queue depth of a new session (memory-max)"
+        );
     }
 }

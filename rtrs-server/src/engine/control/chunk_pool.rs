@@ -180,7 +180,7 @@ impl CachedChunks {
         fresh_keys: bool,
     ) -> ToRegister {
         let registered = self.memory.registration.is_some();
-        tracing::debug!(registered, "chunks: taken over from path {}", self.from);
+        tracing::debug!(registered, "chunks taken over from path {}", self.from);
         ChunkPool::over(self.memory, limits, pd, fresh_keys)
     }
 }

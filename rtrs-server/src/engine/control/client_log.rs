@@ -214,7 +214,7 @@ impl ClientLog {
         let (client, identity) = (shown(event.address), event.identity.as_deref());
         let identity = identity.unwrap_or("-");
         if left_out == 0 {
-            tracing::info!(%client, identity, reason, "delayed, because there were similar lines");
+            tracing::info!(%client, identity, reason, "delayed because of similar lines");
         } else {
             tracing::info!(
                 %client, identity, reason, left_out,
@@ -364,16 +364,19 @@ impl ClientLog {
         let what = errno_name(errno);
         let reason = match errno {
             _ if why.is_some() => why.unwrap_or_default(),
-            errno::EPERM => "another session has it open for writing",
-            errno::EACCES => "it is read-only, or not accessible below the search path",
+            errno::EPERM => "another session has the export open for writing",
+            errno::EACCES => "the export is read-only, or not accessible below search-path",
             errno::ENOENT => match asked.found {
                 Lookup::Failed => "the export has failed: its target could not be opened",
-                Lookup::Changing => "the export is closed while it is changed",
+                Lookup::Changing => "the export is temporarily closed for a change",
                 Lookup::Named(_) | Lookup::Unknown => "there is no export of that name",
             },
             errno::EBUSY => "requests of its previous open are still running",
             errno::ESTALE => "the session was evicted",
-            errno::EBADE => "another client has opened it for writing since this one had it open",
+            errno::EBADE => {
+                "another client has opened the export for writing since this client last had it \
+                 open"
+            }
             errno::EINVAL => "the name is not valid",
             errno::ENOMEM => "too many exports are open",
             _ => "see the preceding log lines",

@@ -91,7 +91,7 @@ impl Drain {
             Some(Stop::Finishing { until, .. }) if now >= until => {
                 let totals = registry.paths().map(|path| path.shared().counters.totals());
                 let unfinished = totals.map(|io| io.inflight).sum();
-                tracing::warn!(paths = left, unfinished, "requests did not end in time");
+                tracing::warn!(paths = left, unfinished, "requests did not finish in time");
                 let until = now + ABORT_GRACE;
                 self.stop = Some(Stop::Aborting { until, unfinished });
                 Order::EndAll(until)
@@ -147,6 +147,6 @@ pub(super) fn log_totals(registry: &Registry, refused: u64) {
         device_errors = io.device_errors,
         unfinished = io.inflight,
         refused,
-        "the server stops"
+        "the server is stopping"
     );
 }

@@ -224,7 +224,8 @@ pub(super) fn freeze(
     let writers: Vec<_> = writers.copied().collect();
     if frozen && !writers.is_empty() {
         let by = names(&writers, registry);
-        let why = format!("export {name:?} is open for writing by {by}; detach it there first");
+        let why =
+            format!("export {name:?} is open for writing by {by}; detach it at the client first");
         return AdminReply::Refused(why);
     }
     export.freeze(frozen);

@@ -9,7 +9,7 @@ use crate::engine::session::SessionShared;
 use crate::export::ExportTable;
 
 /// Reason for refusing an open of a standby, for a client that does not support standbys.
-pub(super) const STANDBY: &str = "it is standby here, and another server serves it";
+pub(super) const STANDBY: &str = "this server is standby; another server serves the export";
 
 /// Answers MOVE: the move has begun, or is refused.
 pub(super) fn answer(

@@ -33,7 +33,7 @@ use crate::stats::OpenSnapshot;
 /// Reason for refusing a failed export, for clients that can show it. The export's target may be
 /// slow when the server starts.
 const NOT_OPEN_YET: &str =
-    "the server cannot open this export yet (rtrs-server export list says why)";
+    "the server cannot open this export yet (rtrs-server export list shows the reason)";
 
 /// Exports that sessions have open.
 #[derive(Debug)]

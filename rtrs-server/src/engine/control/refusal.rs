@@ -90,12 +90,11 @@ pub(crate) enum Refusal {
     #[error("{0} (authenticate)")]
     Unproved(ProofError),
     /// Too many paths of the session have unauthenticated clients.
-    #[error("the session already has {0} paths whose clients have not authenticated")]
+    #[error("the session already has {0} unauthenticated paths")]
     UnprovedPaths(usize),
     /// Paths with unauthenticated clients use all memory that they may use.
     #[error(
-        "paths whose clients have not authenticated already use {} of the quarter of memory-max \
-         that they may use", mib(*.0)
+        "unauthenticated paths already use {} of their limit, a quarter of memory-max", mib(*.0)
     )]
     UnprovedMemory(u64),
     /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
@@ -104,7 +103,7 @@ pub(crate) enum Refusal {
     HalfOpen(u32),
     /// The limits have been reached, and the eviction budget is used up.
     #[error(
-        "no room, and too many sessions without an open export were just ended to make room; try \
+        "the server is full, and too many sessions without an open export were just evicted; try \
          again"
     )]
     Turnover,
@@ -141,8 +140,8 @@ pub(crate) enum Refusal {
     },
     /// The chunks of a new session do not fit in the remaining memory.
     #[error(
-        "the chunks of a new session need {} and memory-max ({}) has {} left; raise memory-max, \
-         or lower queue-depth or chunk-size", mib(*needs), mib(*max), mib(*room)
+        "the chunks of a new session need {}, but memory-max ({}) has only {} left; raise \
+         memory-max, or lower queue-depth or chunk-size", mib(*needs), mib(*max), mib(*room)
     )]
     MemoryMax {
         /// Bytes for the smallest depth that the client accepts.

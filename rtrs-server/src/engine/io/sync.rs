@@ -183,8 +183,8 @@ impl IoProgress {
         if !devices.epoch(self.export).is_saved(end.saved_by) {
             tracing::error!(
                 export = devices.name(self.export),
-                "cannot save the epoch in time: the failure is reported, but a client that \
-                 connects after the server's next start may not be notified of it; check the disk \
+                "cannot save the epoch in time: current clients are notified of the failed sync, \
+                 but clients that connect after a restart of the server may not be; check the disk \
                  of the state directory"
             );
         }

@@ -270,6 +270,58 @@ fn a_client_that_returns_after_another_writer_is_refused() {
     fixture.assert_empty();
 }
 
+/// Time at which the export loses unflushed writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    Never,
+    /// Before the session of the new host attaches, and before the old host has flushed.
+    Before,
+    /// After the old host has ended.
+    After,
+}
+
+/// Moves a guest with an unflushed write to another session. Returns the results of its first two
+/// flushes there. The old session closes the export, or else loses its connections.
+fn flushes_after_a_move(loss: Loss, closes: bool) -> [u16; 2] {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut old = Peer::open(&mut fixture, PeerOptions::default());
+    old.send_write((1, 3), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(old.reply(&mut fixture).errno, 0);
+    let epoch = Arc::clone(&fixture.held("vol").epoch);
+    let fails = |at| (loss == at).then(|| epoch.raise());
+    fails(Loss::Before);
+    let mut new = Peer::up(&mut fixture, other_session(), "other");
+    let dev_name = Name::new(b"vol").unwrap();
+    let mut open = |fixture: &mut Fixture, access, flags| {
+        new.send_open_raw(15, &Open { access, flags, dev_name }.encode(), OpenRspTail::LONG_LEN);
+        assert_eq!(new.reply(fixture).errno, 0);
+    };
+    let waits = OpenFlags { returns: false, waits: true };
+    open(&mut fixture, AccessMode::Migration, waits);
+    if closes {
+        old.send_close(15, 0);
+        assert_eq!(old.reply(&mut fixture).errno, 0);
+    } else {
+        old.leave(&mut fixture);
+    }
+    fails(Loss::After);
+    open(&mut fixture, AccessMode::ReadWrite, OpenFlags { returns: true, waits: false });
+    [4, 5].map(|permit| {
+        new.send_flush((1, permit));
+        new.reply(&mut fixture).errno
+    })
+}
+
+#[test]
+fn a_guest_that_moves_learns_of_writes_that_were_lost() {
+    for closes in [true, false] {
+        assert_eq!(flushes_after_a_move(Loss::Never, closes), [0; 2]);
+        for loss in [Loss::Before, Loss::After] {
+            assert_eq!(flushes_after_a_move(loss, closes), [errno::EIO, 0], "{loss:?} {closes}");
+        }
+    }
+}
+
 /// The session of a guest's new host, before the guest runs there.
 #[test]
 fn a_session_that_waits_cannot_write_until_it_is_alone() {
@@ -389,7 +441,8 @@ fn an_export_that_is_not_open_yet_is_refused_with_the_reason() {
         assert_eq!(peer.reply(&mut fixture).errno, errno::ENOENT);
         let result = peer.result(192);
         let why = OpenRefusal::decode(&result).map(|why| why.text().to_owned());
-        let expected = "the server cannot open this export yet (rtrs-server export list says why)";
+        let expected = "the server cannot open this export yet (rtrs-server export list shows the \
+                        reason)";
         assert_eq!(why.as_deref(), is_explained.then_some(expected), "{name} {room}");
         assert!(is_explained || result.iter().all(|byte| *byte == 0xee), "no data");
     }

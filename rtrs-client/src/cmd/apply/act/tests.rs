@@ -158,7 +158,7 @@ fn a_missing_volume_joins_its_running_session() {
     for (test, session, volumes) in [("none", "s", &[][..]), ("other", "t", &["a"])] {
         let fake = Fake::new(test, session, volumes, 0);
         let error = fake.act(&second, &attach, "a").unwrap_err();
-        assert!(error.starts_with("cannot add it to the session of \"a\": "), "{error}");
+        assert!(error.starts_with("cannot add the volume to the session of \"a\", "), "{error}");
         assert!(fake.requests().is_empty());
     }
 }
@@ -176,16 +176,17 @@ fn a_reattach_keeps_the_other_volumes_of_a_session() {
     // Settings of the session.
     for wanted in [&first, &second] {
         let error = fake.act(wanted, &needs_reattach("crc"), "a").unwrap_err();
-        let expected = "cannot reattach it alone: its session has other volumes, which the file \
-            does not list with it; detach them all with `rtrs-client detach a b`, then apply again";
+        let expected = "cannot reattach the volume alone: the file does not list the other volumes \
+                        of its session with it; detach all with `rtrs-client detach a b`, then \
+                        apply again";
         assert_eq!(error, expected);
     }
     // The running session uses the log of the volume that would leave it.
     let fake = Fake::new("leave", "t", &["a", "b"], 0);
     let error = fake.act(&first, &needs_reattach("session-name"), "b").unwrap_err();
-    assert!(error.starts_with("cannot reattach it alone: "), "{error}");
+    assert!(error.starts_with("cannot reattach the volume alone: "), "{error}");
     // The session to join is not running.
     let error = fake.act(&second, &needs_reattach("session-name"), "a").unwrap_err();
-    assert!(error.starts_with("cannot add it to the session of \"a\": "), "{error}");
+    assert!(error.starts_with("cannot add the volume to the session of \"a\", "), "{error}");
     assert!(fake.requests().is_empty(), "nothing was detached");
 }

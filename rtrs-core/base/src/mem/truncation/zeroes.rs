@@ -37,7 +37,9 @@ pub(super) fn prepare() {
         let file = match create() {
             Ok(file) => file,
             Err(error) => {
-                tracing::debug!("zeroes for lost memory of guests are private: {error}");
+                tracing::debug!(
+                    "cannot share the zero pages that replace lost guest memory: {error}"
+                );
                 return;
             }
         };
@@ -163,7 +165,7 @@ pub(super) fn release(start: usize, end: usize) {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let (start, len) = (start as u64, (end - start) as u64);
     if let Err(error) = fallocate(file, flags, start, len) {
-        tracing::debug!("cannot free memory that replaced lost pages: {error}");
+        tracing::debug!("cannot free the memory that replaced lost pages: {error}");
     }
 }
 

@@ -196,8 +196,8 @@ impl<'a> Pages<'a> {
 }
 
 /// Paragraph in every page about a file.
-const UNITS: &str = "Times need a unit, as in 30s, 500ms or 1m. Sizes take k, M, G or T; without \
-    one they are bytes.";
+const UNITS: &str = "Times need a unit, as in 30s, 500ms or 1m. Sizes take k, M, G or T; without a \
+                     suffix they are bytes.";
 
 /// Returns the command of a command line, such as `export add`.
 fn command_of(line: &str, program: &Command) -> String {

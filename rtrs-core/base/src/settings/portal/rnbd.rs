@@ -110,7 +110,7 @@ mod tests {
             ("ip:fe80::1%", "which is not an IP address"),
             ("ip:10.0.0.1@10.0.0.2", "has \"10.0.0.2\" without ip: in front"),
             ("ip:10.0.0.1@", "has \"\" without ip: in front"),
-            ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source, and not in"),
+            ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source but not in"),
             ("ip:0.0.0.0@ip:10.0.0.2", "has the unspecified address as source"),
             (
                 "ip:10.0.0.1@ip:fd00::2",

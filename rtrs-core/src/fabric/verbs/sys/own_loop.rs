@@ -45,7 +45,7 @@ impl OwnPort {
         let places = u8::try_from(attributes.gid_tbl_len.clamp(0, 255)).unwrap_or(0);
         let gid = (0..places).find_map(|at| Some((at, context.gid(number, at)?)));
         if gid.is_none() && attributes.link_layer == LINK_LAYER_ETHERNET {
-            return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "its port has no address"));
+            return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "the port has no address"));
         }
         Ok(Self { number, attributes, gid })
     }

@@ -285,7 +285,7 @@ impl Qp {
             WrOp::RdmaWrite { .. } => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, WcOp::RdmaWrite),
             WrOp::RdmaRead { .. } if !self.reads => {
                 return Err(FabricError::Unsupported(
-                    "RDMA reads on a connection that was opened without them",
+                    "RDMA reads on a connection that was opened without RDMA reads",
                 ));
             }
             WrOp::RdmaRead { .. } if wr.sges.second.is_some() => {

@@ -149,7 +149,7 @@ fn targets_that_cannot_be_resized_are_unchanged() {
     let Some(device) = Loop::over(&path, &[]) else { return };
     let source = open(&device.0);
     let error = source.resize(2 * OLD, &|| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("resize the device itself first"), "{error}");
+    assert!(error.contains("resize the device first"), "{error}");
     assert!(source.target_size().unwrap().is_fixed);
     set_len(&path, 2 * OLD);
     let grown = Command::new("losetup").arg("--set-capacity").arg(&device.0).status();

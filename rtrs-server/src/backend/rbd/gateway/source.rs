@@ -113,7 +113,8 @@ impl Gateway for GatewaySource {
     fn release(&self, within: Duration) -> io::Result<()> {
         let (done, released) = mpsc::channel();
         self.0.send(Job::Release(Some(done)));
-        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "its last requests take too long");
+        let late =
+            |_| io::Error::new(io::ErrorKind::TimedOut, "running requests did not finish in time");
         released.recv_timeout(within).map_err(late)?
     }
 
@@ -144,7 +145,7 @@ impl BlockSource for GatewaySource {
 
     fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
         if self.0.state() != State::Active {
-            let text = "another server serves it; resize it there";
+            let text = "another server serves the image; resize it there";
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
         }
         self.open_image()?.resize(size, lost)
@@ -175,7 +176,10 @@ impl Drop for GatewaySource {
         let (done, ended) = mpsc::channel();
         self.0.send(Job::End(done));
         if ended.recv_timeout(END_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!("{}: the cluster does not answer; closing it later", self.0.name);
+            tracing::warn!(
+                "{}: the cluster does not respond; closing the image later",
+                self.0.name
+            );
         }
     }
 }

@@ -28,7 +28,7 @@ const START_MAX: Duration = Duration::from_secs(2);
 /// Key in the image's metadata for the term and the session for which the lock was taken.
 const NOTE: &CStr = c"rtrs.gateway";
 
-const REFUSED: &str = "the cluster refuses this server, as another has taken over";
+const REFUSED: &str = "the cluster has blocklisted this server: another server has taken over";
 
 /// A gateway's thread.
 pub(super) struct Worker {
@@ -142,12 +142,12 @@ impl Worker {
         leave(inner);
         if was_active {
             tracing::error!(
-                "{}: {why}: its sessions are ended; reopening it as standby",
+                "{}: {why}; ending its sessions and reopening the image as standby",
                 inner.name
             );
             inner.notify(GatewayEvent::Standby);
         } else {
-            tracing::warn!("{}: {why}: reopening it", inner.name);
+            tracing::warn!("{}: {why}; reopening the image", inner.name);
         }
         self.usable = false;
     }
@@ -163,7 +163,7 @@ impl Worker {
                 }
                 inner.generation.store(generation, Ordering::SeqCst);
                 (self.usable, self.logged) = (true, false);
-                tracing::info!("{}: open again, as standby", inner.name);
+                tracing::info!("{}: reopened as standby", inner.name);
             }
             Err(error) if !self.logged => {
                 self.logged = true;
@@ -191,7 +191,7 @@ impl Worker {
             self.break_lock(name, image, &owner)?;
         }
         image.lock().map_err(|error| match error.raw_os_error() {
-            Some(libc::EROFS) => io::Error::other("another server keeps its lock"),
+            Some(libc::EROFS) => io::Error::other("another server still holds the lock"),
             _ => error,
         })?;
         let term = noted(image).and_then(|(term, _)| {
@@ -224,9 +224,7 @@ impl Worker {
             return Err(io::Error::other(text));
         }
         self.broken = Some(Instant::now());
-        tracing::warn!(
-            "{name}: taking the lock from {owner}, which the cluster refuses from now on"
-        );
+        tracing::warn!("{name}: taking the lock from {owner}, which the cluster now blocklists");
         match image.break_lock(owner) {
             // The owner has released the lock in the meantime.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -244,7 +242,7 @@ impl Worker {
         while inner.starting.load(Ordering::SeqCst) > 0 {
             if Instant::now() > until {
                 inner.set_state(State::Active);
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "a shard does not answer"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a shard does not respond"));
             }
             thread::sleep(Duration::from_millis(1));
         }

@@ -104,7 +104,7 @@ fn plain_and_tls_ends_do_not_connect() {
     let place = Place::new();
     let plain = || Node::new(IwarpOptions::default());
     let text = attempt(&mut plain(), &mut place.server(IwarpOptions::default()));
-    assert!(text.contains("the server speaks only TLS there; use tls://"), "{text}");
+    assert!(text.contains("the server accepts only TLS on this port; use tls://"), "{text}");
     let text = attempt(&mut place.client(), &mut plain());
     assert!(text.contains("during the TLS handshake"), "{text}");
 }
