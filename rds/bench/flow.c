@@ -1,8 +1,8 @@
 /* One end of a stream of messages or of a ping-pong, over AF_RDS or over TCP.
  *
- *   flow rds|tcp receive|pong|send|ping OWN PEER PORT LENGTH SECONDS CPU [BUFFER]
+ *   flow rds|tcp receive|pong|send|ping OWN PEER PORT LENGTH SECONDS CPU
  *
- * BUFFER is the size for SO_SNDBUF and SO_RCVBUF. OWN and PEER are IPv4 addresses; the end that receives or answers has PORT, and prints `ready`.
+ * OWN and PEER are IPv4 addresses; the end that receives or answers has PORT, and prints `ready`.
  * `receive` prints messages per second, `ping` microseconds per round trip; `send` and `pong` run
  * until they are killed. */
 #define _GNU_SOURCE
@@ -24,7 +24,7 @@
 static char buffer[8 << 20];
 static struct sockaddr_in peer;
 static size_t length;
-static int is_rds, buffer_size;
+static int is_rds;
 
 static double now(void)
 {
@@ -57,7 +57,7 @@ static void pin(int cpu)
 static int open_end(const char *own, int port, int is_server)
 {
     struct sockaddr_in mine = address(own, is_server ? port : 0);
-    int one = 1, is_set, end;
+    int one = 1, end;
     int fd = is_rds ? socket(AF_RDS, SOCK_SEQPACKET, 0) : socket(AF_INET, SOCK_STREAM, 0);
 
     if (fd < 0)
@@ -66,11 +66,6 @@ static int open_end(const char *own, int port, int is_server)
         mine.sin_port = htons(is_server ? port : port + 1);
     else if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) < 0)
         err(1, "SO_REUSEADDR");
-    is_set = !buffer_size
-        || (!setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_size, sizeof buffer_size)
-            && !setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_size, sizeof buffer_size));
-    if (!is_set)
-        err(1, "buffers of %d bytes", buffer_size);
     if (bind(fd, (struct sockaddr *)&mine, sizeof mine) < 0)
         err(1, "bind to %s", own);
     if (!is_rds && is_server && listen(fd, 1) < 0)
@@ -120,9 +115,8 @@ int main(int argc, char **argv)
     unsigned long count = 0;
     double begin, seconds;
 
-    if (argc != 9 && argc != 10)
-        errx(2, "usage: flow rds|tcp receive|pong|send|ping OWN PEER PORT LENGTH SECONDS CPU "
-                "[BUFFER]");
+    if (argc != 9)
+        errx(2, "usage: flow rds|tcp receive|pong|send|ping OWN PEER PORT LENGTH SECONDS CPU");
     is_rds = !strcmp(argv[1], "rds");
     is_server = !strcmp(argv[2], "receive") || !strcmp(argv[2], "pong");
     is_stream = !strcmp(argv[2], "receive") || !strcmp(argv[2], "send");
@@ -132,7 +126,6 @@ int main(int argc, char **argv)
     seconds = atof(argv[7]);
     if (length < 1 || length > sizeof buffer)
         errx(2, "not a length from 1 to %zu: '%s'", sizeof buffer, argv[6]);
-    buffer_size = argc > 9 ? atoi(argv[9]) : 0;
     pin(atoi(argv[8]));
     fd = open_end(argv[3], port, is_server);
     if (is_stream && !is_server)

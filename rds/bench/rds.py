@@ -11,6 +11,8 @@ from servers import Side
 from tables import DEFAULTS, Comparison, Figure, Row, judge, measure, selected
 
 CLIENT, SERVER = "127.0.0.1", "127.0.0.2"
+# Flags of nodes whose sockets have large buffers.
+LARGE = ("--sndbuf", "1M", "--rcvbuf", "1M")
 US = {"ns": 0.001, "us": 1, "ms": 1000, "sec": 1000000}
 BYTES = {"bytes": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -60,8 +62,8 @@ def qperf(side, args):
 class Flow:
     """A load of flow.c. The two ends run on different CPUs, the same two for both protocols."""
 
-    def __init__(self, measures, meanwhile, key, length, *more):
-        self.words, self.key, self.length, self.more = (measures, meanwhile), key, length, more
+    def __init__(self, measures, meanwhile, key, length):
+        self.words, self.key, self.length = (measures, meanwhile), key, length
 
     def __call__(self, side, args):
         protocol, own, peer = side.flags
@@ -72,7 +74,7 @@ class Flow:
             ends = (peer, own) if is_server else (own, peer)
             process = Process(f"flow {word}", [
                 f"{args.scratch}/flow", protocol, word, *ends, args.flow_port, self.length,
-                args.runtime, cpu, *self.more], env=env)
+                args.runtime, cpu], env=env)
             if is_server:
                 wait_for("is ready", lambda: "ready" in process.output(), process)
             return process
@@ -104,13 +106,17 @@ TABLES = {"row": [
         FLOW_STREAM, ("flow-tcp", "flow-one"), RATE, 0.9),
     Row("library-two", "the same, two nodes",
         FLOW_STREAM, ("flow-tcp", "flow-two"), RATE, 0.7),
-    Row("library-two-buffers", "the same, SO_SNDBUF and SO_RCVBUF of 1 MB",
-        Flow("receive", "send", "per_second", 8192, 1000000), ("flow-tcp", "flow-two"), RATE),
+    Row("library-two-large", "the same, two nodes with sndbuf and rcvbuf 1M",
+        FLOW_STREAM, ("flow-tcp", "flow-large"), RATE),
     Row("library-round-trip", "64 B ping-pong of a program over the library, one node",
         Flow("ping", "pong", "mean_us", 64), ("flow-tcp", "flow-one"), MEAN, 1.7),
     Row("qperf", "qperf rds_lat over the library, tcp_lat", qperf, ("tcp_lat", "rds_lat"), MEAN),
     Row("qperf-bandwidth", "qperf rds_bw of 8 KiB over the library, tcp_bw", qperf,
         ("tcp_bw", "rds_bw"), BANDWIDTH, 0.5),
+    Row("qperf-bandwidth-large", "the same, nodes with sndbuf and rcvbuf 1M", qperf,
+        ("tcp_bw", "rds_bw-large"), BANDWIDTH),
+    Row("qperf-bandwidth-1m", "the same, rds_bw of 1 MiB", qperf,
+        ("tcp_bw", "rds_bw-1m"), BANDWIDTH),
 ]}
 
 
@@ -135,7 +141,8 @@ def run(args):
         ("tcp_lat", ("tcp_lat",)), ("rds_lat", ("rds_lat",)),
         ("tcp_bw", ("-m", "8K", "tcp_bw")), ("rds_bw", ("-m", "8K", "rds_bw")),
         ("flow-tcp", ("tcp", CLIENT, SERVER)), ("flow-one", ("rds", SERVER, SERVER)),
-        ("flow-two", ("rds", CLIENT, SERVER)))}
+        ("flow-two", ("rds", CLIENT, SERVER)), ("flow-large", ("rds", CLIENT, SERVER)),
+        ("rds_bw-large", ("-m", "8K", "rds_bw")), ("rds_bw-1m", ("-m", "1M", "rds_bw")))}
     samples = {}
     loads = [row for row in rows if isinstance(row.load, Stress)]
     if loads:
@@ -144,12 +151,16 @@ def run(args):
         samples |= measure(args, loads, sides)
         server.stop()
     library_loads = [row for row in rows if row.load and row not in loads]
-    if library_loads:
+    is_large = [row.sides[-1].endswith(("-large", "-1m")) for row in library_loads]
+    for flags in ((), LARGE):
+        some = [row for row, large in zip(library_loads, is_large) if large == bool(flags)]
+        if not some:
+            continue
         command("cc", "-O2", "-o", f"{args.scratch}/flow", f"{HERE}/flow.c")
         nodes = node(args, "rds-node", rds, "node", "--address", CLIENT, "--address", SERVER,
-                     "--socket-dir", args.scratch, *ports, ready=f"node {SERVER} is ready")
+                     *flags, "--socket-dir", args.scratch, *ports, ready=f"node {SERVER} is ready")
         peer = Process("qperf", ["qperf", "-lp", args.qperf_port], env=args.preload)
-        samples |= measure(args, library_loads, sides)
+        samples |= measure(args, some, sides)
         peer.stop()
         nodes.stop()
     return {"tables": {"": judge(rows, samples, sides)}}

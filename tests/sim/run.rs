@@ -1,5 +1,6 @@
-//! Runs a seed: attach, run the load under faults, rest, read everything back, perhaps cut the
-//! power once more and read again, detach, and check that all resources were returned.
+//! Runs a seed: attach, run the load under faults, wait until nothing is in flight, read everything
+//! back, cut the power and read again if the faults include power cuts, detach, and check that all
+//! resources were returned.
 
 use serde::Serialize;
 
@@ -18,10 +19,12 @@ use super::{Failure, Plant};
 /// Maximum time for attaching, without faults.
 pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 /// Maximum time from the last fault until all IO is done and all paths are up. The slowest of many
-/// thousands of seeds took 4 s: a server detects a silent path within four one-second heartbeats; a
-/// client's attempt takes 1 s for each connection and 1 s for the INFO exchange, and four
-/// heartbeats to detect that the server is silent while the client opens the device, after which
-/// the client waits at most half a second.
+/// thousands of seeds took 4 s. The time consists of:
+/// - up to four one-second heartbeats until a server detects a silent path;
+/// - in a client's attempt, 1 s for each connection and 1 s for the INFO exchange;
+/// - four heartbeats until the client detects that the server is silent while the client opens the
+///   device;
+/// - at most half a second until the client's next attempt.
 const LIVE_MAX: Duration = Duration::from_secs(10);
 /// Time without faults after which no IO may fail for lack of a path.
 const WELL: Duration = Duration::from_secs(3);
@@ -49,9 +52,10 @@ pub struct Stats {
     pub io_ms_max: u64,
     /// Actions in the fault plan.
     pub faults: u64,
-    /// Requests that waited on the server for their first copy, in the held-write scenario.
+    /// Resent requests that the server held until the original completed, in the held-write
+    /// scenario.
     pub replays: u64,
-    /// Requests that waited on the server for a failed one, in the held-write scenario.
+    /// Writes that the server held behind a failed write, in the held-write scenario.
     pub blocked: u64,
     /// Queue pairs that a fault put into the error state.
     pub qp_errors: u64,
@@ -61,7 +65,7 @@ pub struct Stats {
     pub backend_ops: u64,
     /// Backend operations that failed.
     pub backend_errors: u64,
-    /// Backend operations that were stuck for a time.
+    /// Backend operations that hung temporarily.
     pub backend_stuck: u64,
     /// Backend operations that took longer than the client waits for an answer.
     pub backend_late: u64,
@@ -81,7 +85,7 @@ pub struct Stats {
     pub second_writes: u64,
     /// Number of times a second volume was closed with IO in flight and added again.
     pub second_lives: u64,
-    /// Clients that died between the steps of a virtual machine's request.
+    /// Clients that died partway through a virtual machine's request.
     pub torn: u64,
     /// Requests of a virtual machine that a dead client left unanswered.
     pub left: u64,
@@ -96,7 +100,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Adds another run's counters; times take the maximum.
+    /// Adds another run's counters; for `io_ms_max` and `recovery_ms`, keeps the larger value.
     pub fn add(&mut self, other: &Self) {
         self.reads += other.reads;
         self.writes += other.writes;
@@ -211,7 +215,7 @@ fn drive(
     let links = cluster.links();
     let mut acts = plan(&options.faults, &links, &options.world.link, from, until, &mut prng);
     if options.operated {
-        // The path that always works is kept.
+        // The operator's changes spare the path that always works.
         let paths = usize::from(options.keeps_first_path())..options.paths;
         acts.extend(operate(paths, from, until, &mut prng));
         acts.sort_by_key(|&(at, _)| at);
@@ -343,7 +347,8 @@ fn drive(
     cluster.check()
 }
 
-/// Lets messages in transit arrive; after that, failed writes have taken effect or never will.
+/// Lets messages in transit arrive. After that, failed writes have either taken effect or never
+/// will.
 fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
     let at_least: Instant = cluster.now() + REST;
     cluster.run_until(at_least, |_| false)?;

@@ -1,12 +1,14 @@
-//! Tests of the command lines in documents: our programs know all commands, options and values in
-//! them. Lines that start a daemon are also run with `--print-config`, which shows that their
-//! settings fit together; it opens nothing and works on any machine.
+//! Tests of the command lines in documents: all commands, options and values in the command lines
+//! exist. Lines that start a daemon are also run with `--print-config`, which checks that the
+//! settings fit together. The option opens nothing, so these runs work on any machine.
 //!
 //! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt
-//! are command lines. The tests run neither other commands, which need a daemon or a dedicated
-//! machine, nor lines with `--config` or `--session`, which need the reader's file or session, nor
-//! lines that attach several volumes, whose settings do not form one file.
+//! are command lines. Some lines are checked but not run:
+//!
+//! - other commands, because they need a daemon or a dedicated machine
+//! - lines with `--config` or `--session`, because they need the reader's file or session
+//! - lines that attach several volumes, because their settings do not form one file
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,7 +21,7 @@ use rtrs_tests::{COMMAND_TIME_MAX, bin, run};
 
 use super::settings::root;
 
-/// Program whose definition is not in a library; its options are those shown by `--help`.
+/// Program whose definition is not in a library; its options are read from `--help`.
 const SIMULATOR: &str = "rtrs-sim";
 
 /// Blocks that name a program but contain no command lines: page, text in the block, reason.
@@ -32,7 +34,7 @@ const EXAMPLES: [&str; 3] = [
     "rds/src/cmd/examples.txt",
 ];
 
-/// Commands that print their settings with `--print-config`; the first has no command word.
+/// Commands that print their settings with `--print-config`; the first has no subcommand.
 const STARTS: [&[&str]; 4] =
     [&["rtrs-server"], &["rtrs-client", "attach"], &["rtrs-client", "bench"], &["rds", "node"]];
 
@@ -103,13 +105,14 @@ fn code(text: &str) -> Code {
     code
 }
 
-/// Returns the command lines of a block: all of it, or what follows its prompts.
+/// Returns the command lines of a block: the whole block, or only the text after prompts.
 fn script(block: &str) -> String {
     let prompts: Vec<&str> = block.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
     if prompts.is_empty() { block.to_owned() } else { prompts.join("\n") }
 }
 
-/// Splits shell text into commands, and commands into words. Expansions become `1`.
+/// Splits shell text into commands, and commands into words. Shell expansions are replaced with
+/// `1`.
 fn split(script: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -170,7 +173,7 @@ fn own(command: &[String]) -> Option<Vec<String>> {
     is_program(name).then(|| [vec![name.to_owned()], rest.to_vec()].concat())
 }
 
-/// Removes the brackets around what may be omitted, and the dots after what may be repeated.
+/// Removes the brackets around optional parts and the ellipses after repeatable parts.
 fn without_notation(word: &str) -> String {
     if word.contains("...") {
         return word.replace(['[', ']'], "").replace("...", "");
@@ -179,7 +182,7 @@ fn without_notation(word: &str) -> String {
     word.strip_suffix(']').filter(|rest| !rest.contains('[')).unwrap_or(word).to_owned()
 }
 
-/// Whether a value is a placeholder: it contains capitals, or its end is omitted.
+/// Whether a value is a placeholder: its last part has capitals and no lowercase letters.
 fn is_placeholder(value: &str) -> bool {
     let value = value.rsplit([':', '=', '@']).next().unwrap_or(value);
     !value.is_empty()
@@ -187,7 +190,7 @@ fn is_placeholder(value: &str) -> bool {
         && value.contains(char::is_uppercase)
 }
 
-/// Accepts every value, so that a refused value hides no other error.
+/// Accepts every value, so that a rejected value does not mask other errors.
 fn relaxed(command: Command) -> Command {
     let of_arg = |arg: clap::Arg| match arg.get_action().takes_values() {
         true => arg.value_parser(clap::value_parser!(String)),
@@ -196,7 +199,7 @@ fn relaxed(command: Command) -> Command {
     command.mut_args(of_arg).mut_subcommands(relaxed)
 }
 
-/// Checks a command line. With `is_part`, an incomplete one is accepted.
+/// Checks a command line. With `is_part`, an incomplete command line is accepted.
 fn check(words: &[String], is_part: bool) -> Result<(), String> {
     let words: Vec<String> = words.iter().map(|word| without_notation(word)).collect();
     let Some(definition) = definition(&words[0]) else {
@@ -238,7 +241,8 @@ fn is_run(words: &[String]) -> bool {
     let has = |text: &str| words.iter().any(|word| word.contains(text));
     let starts = STARTS.iter().any(|start| {
         let is_same = words.len() >= start.len() && words.iter().zip(*start).all(|(a, b)| a == b);
-        // A daemon whose commands are optional starts without one: an option follows.
+        // `rtrs-server` and `rds node` start a daemon only without a subcommand: the next word, if
+        // any, is an option.
         let has_own_word = start[0] == "rtrs-client";
         is_same && (has_own_word || words.get(start.len()).is_none_or(|word| word.starts_with('-')))
     });
@@ -275,7 +279,7 @@ fn command_lines_of_documents_are_valid() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(excused, NO_COMMANDS.len(), "an exception that is not needed");
+    assert_eq!(excused, NO_COMMANDS.len(), "an entry in NO_COMMANDS is not needed");
     assert!(checked > 200, "only {checked} command lines were found");
 }
 

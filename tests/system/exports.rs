@@ -685,7 +685,7 @@ fn a_target_that_never_answers_does_not_delay_the_start() {
     };
     let (shown, reason) = state("hangs");
     assert_eq!(shown, "failed");
-    let expected = ["its target does not respond yet", "takes longer than 10 s"];
+    let expected = ["its target has not responded yet", "takes longer than 10 s"];
     assert!(expected.iter().any(|why| reason.contains(why)), "{reason}");
     assert_eq!(state("vol1").0, "unused");
     attach(&server, "vol1", &[]).detach();

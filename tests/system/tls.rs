@@ -274,7 +274,7 @@ fn doctor_explains_certificate_errors() {
     place.issue(&Wanted { years: (2020, 2021), ..Wanted::CLIENT });
     check(&portal, "our certificate has expired", "renew client-cert.pem");
     Authority::new().issue(Path::new(&place.dir()), &Wanted::CLIENT);
-    check(&portal, "not signed by the CA that the peer trusts", "use the CA of the server");
+    check(&portal, "not signed by the CA that the peer trusts", "have the server's CA sign");
     place.issue(&Wanted::CLIENT);
     // A reload also rereads the server's own certificate.
     place.issue(&Wanted { names: &["elsewhere"], ..Wanted::SERVER });

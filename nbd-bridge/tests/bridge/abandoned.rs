@@ -1,5 +1,5 @@
-//! Tests of requests that the device gives up on: their clients receive an error immediately, and
-//! whatever the device does with the requests afterwards is harmless.
+//! Tests of requests that time out at the device: their clients receive an error immediately, and
+//! later completions of the requests are harmless.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn held(config: BridgeConfig) -> (Two, Client) {
     (two, client)
 }
 
-/// Makes the device give up on everything in flight on shard 0.
+/// Makes everything in flight on shard 0 time out at the device.
 fn give_up(two: &mut Two) {
     two.shards[0].switches.give_up.store(true, SeqCst);
     two.settle();
@@ -36,7 +36,7 @@ fn next(two: &mut Two, client: &mut Client) -> Option<(u64, u32)> {
     Some((reply.cookie, reply.error))
 }
 
-/// Ends the session: all clients disconnect, and everything ends.
+/// Ends the test: disconnects all clients and checks that nothing is left.
 fn end(mut two: Two, clients: Vec<Client>) {
     two.shards[0].hold(false);
     two.settle();
@@ -61,7 +61,7 @@ fn an_overdue_request_fails_once_and_the_connection_stays() {
     two.shards[0].hold(false);
     assert_eq!(next(&mut two, &mut client), None, "each request is reported once");
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (0, 0));
-    assert_eq!(two.disk(0), 1, "it landed late");
+    assert_eq!(two.disk(0), 1, "the write took effect late");
     client.send_write(0, 4, 0, &NEW);
     assert_eq!(next(&mut two, &mut client), Some((4, 0)));
     end(two, vec![client]);
@@ -73,7 +73,7 @@ fn an_overdue_request_that_completes_during_its_reply_is_answered_once() {
     client.send(READ, 0, 1, 0, 4096);
     client.send_write(0, 2, 4096, &OLD);
     two.settle();
-    // The device gives up on the request, and completes it in the same turn.
+    // The requests time out at the device and complete in the same turn.
     two.shards[0].hold(false);
     give_up(&mut two);
     let mut answers: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
@@ -101,8 +101,8 @@ fn an_overdue_request_completing_with_its_reply_unread_is_answered_once() {
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (2, 1));
     two.shards[0].hold(false);
     two.settle();
-    assert_eq!((two.disk(0), two.group.orphaned_writes()), (1, 0), "it has ended");
-    assert_eq!(two.shards[0].bridge.inflight(), 2, "its client has no reply yet");
+    assert_eq!((two.disk(0), two.group.orphaned_writes()), (1, 0), "the orphaned write has ended");
+    assert_eq!(two.shards[0].bridge.inflight(), 2, "the client has no reply yet");
     let reading = std::thread::spawn(move || {
         client.stream.set_read_timeout(Some(20 * SECOND)).unwrap();
         let replies = [client.reply(|_| LEN as usize), client.reply(|_| 0)];
@@ -130,10 +130,10 @@ fn an_overdue_change_does_not_overwrite_a_newer_one() {
         two.settle();
         give_up(&mut two);
         assert_eq!(next(&mut two, &mut client), Some((1, EIO)));
-        // On another shard, whose part of the device works.
+        // Use another shard, whose device still works.
         let mut other = two.shards[1].client();
         other.send_write(0, 2, 0, &NEW);
-        assert_eq!(next(&mut two, &mut other), None, "the old one may still land");
+        assert_eq!(next(&mut two, &mut other), None, "the older write may still take effect");
         other.send_write(0, 3, 4096, &NEW);
         assert_eq!(next(&mut two, &mut other), Some((3, 0)), "a write elsewhere does not wait");
         two.shards[0].hold(false);
@@ -159,7 +159,7 @@ fn a_request_blocked_by_an_overdue_change_times_out() {
     assert_eq!(next(&mut two, &mut other), Some((2, EIO)));
     two.shards[0].hold(false);
     two.settle();
-    assert_eq!(two.disk(0), 1, "it never began");
+    assert_eq!(two.disk(0), 1, "the blocked write never began");
     end(two, vec![client, other]);
 }
 
@@ -180,7 +180,7 @@ fn a_client_closing_around_an_error_reply_leaves_nothing() {
             give_up(&mut two);
         }
         assert_eq!(two.shards[0].bridge.inflight(), 2);
-        assert_eq!(two.group.orphaned_writes(), 1, "once");
+        assert_eq!(two.group.orphaned_writes(), 1, "the write must be counted once");
         end(two, Vec::new());
     }
 }
@@ -202,12 +202,13 @@ fn an_overdue_write_is_answered_once_its_payload_arrived() {
     two.shards[0].hold(false);
     two.settle();
     let reply = client.reply(|_| 512);
-    assert_eq!((reply.cookie, reply.error), (2, 0), "the connection is in step");
+    assert_eq!((reply.cookie, reply.error), (2, 0), "the connection is still in sync");
     end(two, vec![client]);
 }
 
-/// The rest of a payload arrives after the overdue IO for its first part has ended, while the
-/// partial block at its start or end is still waiting.
+/// Tests a write whose payload has partly arrived when its first IO times out. The rest of the
+/// payload arrives after that IO has ended, while the partial block at the start or end of the
+/// write is still waiting.
 #[test]
 fn an_overdue_write_with_only_a_blocked_part_completes() {
     for last in [false, true] {
@@ -228,11 +229,11 @@ fn an_overdue_write_with_only_a_blocked_part_completes() {
         let (head, rest) = bytes.split_at(700 << 10);
         two.feed(&mut second, head);
         give_up(&mut two);
-        assert_eq!(next(&mut two, &mut second), None, "its payload still arrives");
+        assert_eq!(next(&mut two, &mut second), None, "the payload is still arriving");
         two.shards[0].hold(false);
         two.settle();
         two.feed(&mut second, rest);
-        assert_eq!(next(&mut two, &mut second), None, "it waits for its turn");
+        assert_eq!(next(&mut two, &mut second), None, "the partial block must wait for its turn");
         two.shards[1].hold(false);
         two.settle();
         assert_eq!(next(&mut two, &mut second), Some((2, 0)));

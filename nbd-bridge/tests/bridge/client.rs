@@ -152,7 +152,7 @@ impl Client {
         let mut head = [0; 32];
         self.stream.read_exact(&mut head).unwrap();
         let number = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().unwrap());
-        assert_eq!(head[..6], [0x6e, 0x8a, 0x27, 0x8c, 0, 1], "a last chunk");
+        assert_eq!(head[..6], [0x6e, 0x8a, 0x27, 0x8c, 0, 1], "expected a final chunk");
         assert_eq!((number(8), number(16)), (77, at));
         let mut data = vec![0; usize::try_from(number(24)).unwrap()];
         self.stream.read_exact(&mut data).unwrap();
@@ -200,7 +200,7 @@ impl Client {
             let error = u32::from_be_bytes(head[..4].try_into().unwrap());
             let cookie = u64::from_be_bytes(head[4..].try_into().unwrap());
             let len = len_of(cookie);
-            assert!(!self.structured || len == 0, "a read is answered with chunks");
+            assert!(!self.structured || len == 0, "expected chunks in reply to a read");
             let mut data = vec![0; if error == 0 { len } else { 0 }];
             self.stream.read_exact(&mut data)?;
             return Ok(Reply { cookie, error, data });
@@ -209,7 +209,7 @@ impl Client {
         if kind == 1 {
             let at = u64::from_be_bytes(data[..8].try_into().unwrap());
             let (begin, all) = self.partial.entry(cookie).or_insert((at, Vec::new()));
-            assert_eq!(at - *begin, all.len() as u64, "chunks follow each other");
+            assert_eq!(at - *begin, all.len() as u64, "gap between chunks");
             all.extend(&data[8..]);
             if !last {
                 return self.try_reply(len_of);
@@ -218,7 +218,7 @@ impl Client {
             assert_eq!(data.len(), len_of(cookie));
             return Ok(Reply { cookie, error: 0, data });
         }
-        assert!(kind == 0x8001 && last, "an error chunk");
+        assert!(kind == 0x8001 && last, "expected an error chunk");
         self.partial.remove(&cookie);
         let error = u32::from_be_bytes(data[..4].try_into().unwrap());
         let text = usize::from(u16::from_be_bytes(data[4..6].try_into().unwrap()));
@@ -226,9 +226,9 @@ impl Client {
         Ok(Reply { cookie, error, data: Vec::new() })
     }
 
-    /// Reads a chunk that begins with `magic`: cookie, whether it is the last, type and payload.
+    /// Reads a chunk that begins with `magic`: cookie, last flag, type and payload.
     fn chunk(&mut self, magic: [u8; 4]) -> io::Result<(u64, bool, u16, Vec<u8>)> {
-        assert_eq!(u32::from_be_bytes(magic), 0x668e_33ef, "magic of a reply");
+        assert_eq!(u32::from_be_bytes(magic), 0x668e_33ef, "wrong magic of a reply");
         assert!(self.structured, "chunks were not negotiated");
         let mut head = [0; 16];
         self.stream.read_exact(&mut head)?;
@@ -236,7 +236,7 @@ impl Client {
         let kind = u16::from_be_bytes(head[2..4].try_into().unwrap());
         let cookie = u64::from_be_bytes(head[4..12].try_into().unwrap());
         let len = u32::from_be_bytes(head[12..].try_into().unwrap()) as usize;
-        assert!(flags <= 1, "flags of a chunk");
+        assert!(flags <= 1, "unknown flags of a chunk");
         let mut data = vec![0; len];
         self.stream.read_exact(&mut data)?;
         Ok((cookie, flags == 1, kind, data))
@@ -268,14 +268,14 @@ impl Client {
     }
 
     /// Disconnects immediately. Closing the socket is not enough while another test starts a
-    /// program: the child has a copy until it calls exec.
+    /// program: the child holds a copy of the descriptor until exec.
     pub(crate) fn leave(self) {
         self.stream.shutdown(Shutdown::Both).unwrap();
     }
 
     pub(crate) fn disconnect(mut self) {
         self.send(DISC, 0, 0, 0, 0);
-        assert!(self.is_closed(), "silence after a disconnect");
+        assert!(self.is_closed(), "the bridge must close the connection without a reply");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Tests of requests of all kinds sent in pieces, with devices that hang, fill up, give up or fail,
-//! and clients that disconnect. In every combination, the bridge must account for its rows and
+//! Tests of all kinds of fragmented requests, with devices that hang, fill up, time out or fail,
+//! and clients that disconnect. In every combination, the bridge must release all request slots and
 //! buffers and answer each request once.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ enum Step {
         shard: usize,
         reverse: bool,
     },
-    /// Longer than the time for which requests may be deferred.
+    /// A wait of 20 s; two waits exceed the time for which requests may be deferred.
     Wait,
 }
 
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(WRITE), 1 => Just(READ), 1 => Just(FLUSH), 1 => Just(ZEROES), 1 => Just(TRIM)
     ];
     let flags = prop_oneof![4 => Just(0), 1 => Just(FUA)];
-    // Within a block, across several blocks, and longer than a buffer.
+    // Lengths: within a block, across several blocks, and longer than a buffer.
     let len = prop_oneof![3 => 1..1000u32, 1 => Just(512u32), 2 => 270_000..700_000u32];
     let percent = prop_oneof![1 => Just(100usize), 2 => 1..100usize];
     let place = prop_oneof![0..1500u64, Just(0u64)];
@@ -133,10 +133,10 @@ impl User {
             }
         }
         while let Some(head) = self.input.get(..16) {
-            assert_eq!(head[..4], 0x6744_6698u32.to_be_bytes(), "a simple reply");
+            assert_eq!(head[..4], 0x6744_6698u32.to_be_bytes(), "expected a simple reply");
             let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
             let cookie = u64::from_be_bytes(head[8..].try_into().unwrap());
-            let len = *self.asked.get(&cookie).expect("a request has one reply");
+            let len = *self.asked.get(&cookie).expect("reply without a pending request");
             let len = 16 + if error == 0 { len } else { 0 };
             if self.input.len() < len {
                 break;
@@ -185,7 +185,8 @@ impl Scene {
             }
             Step::Rest { client } => self.users[client].send(usize::MAX),
             Step::Leave { client } => {
-                // A new client needs shards that check their connections; none is held up here.
+                // A new client is served once every shard has checked its connections. No shard is
+                // stalled here.
                 let fresh = self.two.shards[client % 2].client();
                 self.users[client] = User::new(fresh);
             }
@@ -195,7 +196,7 @@ impl Scene {
             Step::Fail { shard, every } => switches(shard).fail_every.store(every, SeqCst),
             Step::Reverse { shard, reverse } => switches(shard).reverse.store(reverse, SeqCst),
             Step::Wait => {
-                // A client that stops in the middle of a message would be disconnected.
+                // Finish partial messages first, or the bridge would disconnect their clients.
                 for _ in 0..20 {
                     self.users.iter_mut().for_each(|user| user.send(usize::MAX));
                     self.turn();
@@ -206,7 +207,7 @@ impl Scene {
         self.turn();
     }
 
-    /// Asserts that every request is answered once the devices work.
+    /// Asserts that every request is answered once the devices have recovered.
     fn end(mut self) {
         for shard in &self.two.shards {
             shard.switches.hold.store(false, SeqCst);

@@ -14,20 +14,20 @@ use crate::node::NodeOptions;
 use crate::settings::NodeAddress;
 use crate::socket::{AtPath, Error as SocketError, Node, node_dir, node_path};
 
-/// Which node to use.
+/// Selection of the node.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ViaArgs {
-    /// Address of this host to use
+    /// Local address to use
     ///
-    /// The default is the source address of the route to the other host. Without another host it is
-    /// the address of the only node that runs in /run/rds (or RDS_DIR).
+    /// The default is the source address of the route to the other host. Without another host, the
+    /// default is the address of the only running node with a socket in /run/rds (or RDS_DIR).
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     pub(super) local: Option<NodeAddress>,
 
     /// Use the node that listens at this path
     ///
-    /// The default is the node of the address in /run/rds (or RDS_DIR), if one runs there,
-    /// otherwise a node that runs as long as the command.
+    /// The default is the node of the local address with a socket in /run/rds (or RDS_DIR). If
+    /// there is none, the command starts a node for its own duration.
     #[arg(long, value_name = "PATH", conflicts_with = "kernel")]
     pub(super) node: Option<PathBuf>,
 
@@ -56,7 +56,7 @@ pub(super) enum Via {
 }
 
 impl ViaArgs {
-    /// Returns the node to use for messages to `to`, or the one at the address that was given.
+    /// Returns the node to use for messages to `to`, or the node at the given address.
     pub(super) fn find(&self, to: Option<IpAddr>) -> Result<Via, Error> {
         if let Some(path) = &self.node {
             return self.at_path(path).map(Via::Running);
@@ -133,13 +133,14 @@ impl ViaArgs {
         let text = match running_nodes(&node_dir()).as_slice() {
             [one] => return Ok(*one),
             [] => format!(
-                "no node runs in {}; start one with `rds node`, or set --local to an address of \
-                 this host",
+                "no running node found in {}; start one with `rds node`, or set --local to an \
+                 address of this host",
                 node_dir().display()
             ),
             several => {
                 let several: Vec<String> = several.iter().map(ToString::to_string).collect();
-                format!("several nodes run ({}); choose one with --local", several.join(", "))
+                let several = several.join(", ");
+                format!("several nodes are running ({several}); choose one with --local")
             }
         };
         Err(Error::new(ErrorKind::Usage, text))
@@ -148,7 +149,8 @@ impl ViaArgs {
 
 /// Returns the error for a node that is not running.
 pub(super) fn not_running(address: IpAddr) -> Error {
-    let text = format!("no node {address} runs; start it with `rds node --address {address}`");
+    let text =
+        format!("node {address} is not running; start it with `rds node --address {address}`");
     Error::new(ErrorKind::Node, text)
 }
 
@@ -160,8 +162,8 @@ pub(super) fn on(node: &Node, kind: ErrorKind) -> impl Fn(SocketError) -> Error 
             Errno::NETDOWN => {
                 format!("node {address} has ended; start it and run this command again")
             }
-            Errno::AFNOSUPPORT => "the kernel has no RDS; load it with `modprobe rds_tcp`, or \
-                                   leave out --kernel"
+            Errno::AFNOSUPPORT => "RDS is not loaded in the kernel; load it with `modprobe \
+                                   rds_tcp`, or leave out --kernel"
                 .to_owned(),
             _ => error.to_string(),
         };
@@ -169,7 +171,7 @@ pub(super) fn on(node: &Node, kind: ErrorKind) -> impl Fn(SocketError) -> Error 
     }
 }
 
-/// Returns the addresses of the nodes that listen in a directory, in order.
+/// Returns the addresses of the running nodes with a socket in a directory, in order.
 fn running_nodes(dir: &Path) -> Vec<IpAddr> {
     let paths = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let listening = paths.filter_map(|path| {
@@ -233,7 +235,8 @@ mod tests {
         let text = |errno: Errno| wrong(SocketError::receiving(errno.into())).to_string();
         let gone = "node 10.0.0.1 has ended; start it and run this command again";
         assert_eq!(text(Errno::NETDOWN), gone);
-        assert!(text(Errno::AFNOSUPPORT).starts_with("the kernel has no RDS; load it with `"));
+        let missing = "RDS is not loaded in the kernel; load it with `";
+        assert!(text(Errno::AFNOSUPPORT).starts_with(missing));
         assert!(text(Errno::AGAIN).starts_with("cannot receive: "));
     }
 

@@ -20,7 +20,8 @@ pub struct Outgoing {
     pub port: u16,
     /// Payload of the message.
     pub payload: Vec<u8>,
-    /// Number that identifies the message's completion to the sender, if it wants one.
+    /// Number that identifies the message's completion to the sender, if the sender wants a
+    /// completion.
     pub cookie: Option<u32>,
 }
 
@@ -68,7 +69,7 @@ pub enum TcpEvent {
 /// Order to the owner of the TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Connect from the node's address to this one, then call
+    /// Connect from the node's address to the peer's address, then call
     /// [`connected`](super::Node::connected) or [`lost`](super::Node::lost).
     Connect {
         /// Identifier of the new connection.
@@ -125,10 +126,10 @@ pub enum SendError {
         /// Maximum length.
         max: usize,
     },
-    /// The send buffer is full; [`Event::Writable`] follows.
+    /// The send buffer is full; [`Event::Writable`] is reported when the socket may send again.
     #[error("the send buffer is full")]
     Full,
-    /// The destination port is congested; [`Event::Congestion`] follows.
+    /// The destination port is congested; [`Event::Congestion`] is reported when the map changes.
     #[error("the destination port is congested")]
     Congested,
     /// The limit on peers is reached.

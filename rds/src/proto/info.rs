@@ -13,9 +13,9 @@ pub struct SocketInfo {
     pub rcvbuf: usize,
     /// Payload of the messages that have been sent but not acknowledged.
     pub in_flight: usize,
-    /// Number of these messages.
+    /// Number of messages that have been sent but not acknowledged.
     pub in_flight_messages: usize,
-    /// Payload of the messages that its user has not read.
+    /// Payload of the messages that the socket's user has not read.
     pub waiting: usize,
 }
 
@@ -108,7 +108,7 @@ pub enum QueueKind {
 pub struct MessageInfo {
     /// Queue of the message.
     pub queue: QueueKind,
-    /// Sequence number; 0 if the message has none yet or no longer has one.
+    /// Sequence number; 0 if no number is assigned.
     pub sequence: u64,
     /// Length of the payload in bytes.
     pub len: usize,

@@ -20,10 +20,10 @@ const AHEAD: usize = 256 << 10;
 pub(super) enum Role {
     /// We connect to a larger peer.
     Connecting,
-    /// We connect to a smaller peer and close immediately, so that it connects to us.
+    /// We connect to a smaller peer and close immediately, so that the peer connects to us.
     Kicking,
-    /// Accepted, but has not delivered valid data yet. Once it does, it replaces the connection of
-    /// its path, if one is up.
+    /// Accepted, but has not delivered valid data yet. The first valid data makes the connection
+    /// replace the current connection of its path, if that is up.
     Candidate,
     /// Carries messages.
     Up,
@@ -176,7 +176,7 @@ impl Link {
         None
     }
 
-    /// Returns the bytes written to the connection, and how many of those are acknowledged.
+    /// Returns the bytes written to the connection, and how many of these bytes are acknowledged.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.written, self.acked)
     }

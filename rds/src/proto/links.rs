@@ -82,7 +82,8 @@ impl Links {
         self.ready.insert(id);
     }
 
-    /// Returns the connections to a peer that have received a map from a run other than this one.
+    /// Returns the connections to a peer that have received a map from a run with a different
+    /// generation.
     pub(super) fn of_other_runs(&self, peer: IpAddr, generation: Option<u32>) -> Vec<LinkId> {
         let is_other = |link: &Link| {
             link.peer == peer && link.generation.is_some() && link.generation != generation

@@ -2,7 +2,7 @@
 //!
 //! A message is assigned its sequence number when it is first queued on a connection. Messages of a
 //! lost connection return to the front, in order, with their numbers, and are marked as
-//! retransmitted; those that the connection had not begun to send give up their numbers.
+//! retransmitted; messages that the connection had not begun to send give up their numbers.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use super::event::SocketId;
 use super::shares::UserId;
 use crate::wire::{Header, RETRANSMITTED};
 
-/// Owner of a message, which decides what happens when its connection is lost.
+/// Owner of a message, which determines what happens when the message's connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// Sent by a socket, and counted in its send buffer. Resent until acknowledged.
@@ -120,7 +120,7 @@ impl Outbox {
     }
 
     /// Takes back the messages of a lost connection, in order. Messages that must not be resent are
-    /// returned, along with all those without an owner: these may follow a dropped message, and
+    /// returned, along with all messages without an owner: these may follow a dropped message, and
     /// nothing arrives after a gap.
     pub(super) fn take_back(&mut self, lost: Vec<Message>) -> Vec<Message> {
         let mut dropped = Vec::new();

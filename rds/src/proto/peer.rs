@@ -45,15 +45,15 @@ pub(super) enum Evicted {
 /// Another node.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Paths by number; there is always one.
+    /// Paths by number; there is always at least one path.
     paths: Vec<Path>,
     pub(super) inbound: Inbound,
     /// Accepted connections, oldest first, whose path is not known yet.
     pub(super) unassigned: Vec<LinkId>,
     /// Number of paths that both nodes support; `None` before the first map.
     count: Option<usize>,
-    /// Number of paths over which messages are spread. It does not change during a run of the peer,
-    /// because messages of a port are ordered by their path.
+    /// Number of paths over which messages are spread. The number does not change during a run of
+    /// the peer, because messages of a port are ordered by their path.
     spread: Option<usize>,
     /// Time at which a timer checks whether the peer is stale.
     check_at: Option<Instant>,
@@ -106,7 +106,7 @@ impl Peer {
         }
     }
 
-    /// Whether our address is the smaller one, so that we connect.
+    /// Whether this node's address is smaller than the peer's, so that this node connects.
     pub(super) fn connects(&self) -> bool {
         self.paths[0].connection.connects()
     }
@@ -156,7 +156,7 @@ impl Peer {
         self.paths.iter().filter_map(|path| path.connection.up())
     }
 
-    /// Returns all links: those of the paths, and accepted connections without a path.
+    /// Returns all links: the links of the paths, and accepted connections without a path.
     pub(super) fn links(&self) -> Vec<LinkId> {
         let of_paths = self.paths.iter().flat_map(|path| path.connection.links());
         of_paths.chain(self.unassigned.iter().copied()).collect()
@@ -299,8 +299,8 @@ pub(super) struct PongLimits {
     pub(super) max: usize,
 }
 
-/// Whether the node at `own` connects to the one at `peer` rather than accepting: the smaller
-/// address connects. IPv4 addresses are compared as IPv4-mapped ones.
+/// Whether the node at `own` connects to the node at `peer` rather than accepting: the smaller
+/// address connects. IPv4 addresses are compared as IPv4-mapped addresses.
 pub(super) fn connects(own: IpAddr, peer: IpAddr) -> bool {
     let number = |address| match address {
         IpAddr::V4(v4) => u128::from(v4.to_ipv6_mapped()),

@@ -21,7 +21,7 @@ pub(crate) struct PeerLog {
 
 impl PeerLog {
     /// Decides whether to log a line. Returns None to suppress it, otherwise the number of lines
-    /// suppressed so far: those of this peer, and those of all peers beyond the total.
+    /// suppressed so far: lines of this peer, and lines of all peers beyond the total.
     pub(crate) fn admit(&mut self, now: Instant, peer: IpAddr) -> Option<u64> {
         let of_peer = self.peers.admit(now, peer)?;
         if self.ends_at.is_none_or(|at| at <= now) {

@@ -1,7 +1,7 @@
 //! Peers of a node and the connections to them: which end connects and when, and what happens to
 //! messages when a connection is lost.
 //!
-//! Changes have consequences for users and memory limits, which this module does not know. The
+//! Changes have consequences for users and memory limits, which this module does not manage. The
 //! consequences are collected as [`Effect`]s.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -246,7 +246,7 @@ impl Peers {
     /// Handles a new message in the outbox of a path.
     fn wake(&mut self, now: Instant, address: IpAddr, index: usize) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        // The other paths are established after the first one.
+        // The other paths are established after the first path.
         let index = if peer.path(0).connection.up().is_some() { index } else { 0 };
         let connection = &mut peer.path_mut(index).connection;
         match connection.phase() {
@@ -606,7 +606,7 @@ impl Peers {
         change.is_new.then_some(change.cleared)
     }
 
-    /// Records the number of paths that a peer supports, and connects the missing ones.
+    /// Records the number of paths that a peer supports, and connects the missing paths.
     fn paths_known(&mut self, now: Instant, from: IpAddr, npaths: usize, run: Run) {
         let count = npaths.clamp(1, self.config.paths());
         let Some(peer) = self.peers.get_mut(&from) else { return };

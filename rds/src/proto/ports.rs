@@ -1,5 +1,5 @@
-//! Sockets of a node's users: their receive queues, the messages they have in flight, their
-//! congestion, and the events for their users.
+//! Sockets of a node's users: receive queues, messages in flight, congestion, and events for the
+//! users.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -26,16 +26,17 @@ const EPHEMERAL_MIN: u16 = 1024;
 pub struct Received {
     /// Node that sent the message.
     pub from: IpAddr,
-    /// Port of the sender; 0 for the answer to a ping.
+    /// Port of the sender; 0 for a ping reply.
     pub port: u16,
     /// Payload of the message.
     pub payload: Vec<u8>,
-    /// Times at which the message arrived; the last one is when it was queued for its reader.
+    /// Times at which the message arrived; the last time is when the message was queued for its
+    /// reader.
     pub times: ArrivalTimes,
 }
 
 impl Received {
-    /// Returns what the message costs against the memory limits.
+    /// Returns the message's cost against the memory limits.
     pub(super) fn cost(&self) -> usize {
         Amount::one(self.payload.len()).cost()
     }
@@ -46,7 +47,7 @@ impl Received {
 pub enum Pending {
     /// Groups with a port that is no longer congested; see [`Ports::take_updates`].
     Updates(u64),
-    /// A message sent by the socket is complete; this is its cookie.
+    /// A message sent by the socket is complete; holds the message's cookie.
     Completion(u32),
     /// A message; see [`Ports::peek`].
     Message,
@@ -114,7 +115,7 @@ impl Socket {
     }
 }
 
-/// Remains of a closed socket.
+/// State left by a closed socket.
 #[derive(Debug)]
 pub(super) struct Closed {
     /// Messages that were waiting for the reader.
@@ -134,7 +135,7 @@ pub(super) struct Memory {
     pub(super) sent: usize,
 }
 
-/// Each user's share of the two values of [`Memory`].
+/// Received and sent bytes of each user, as in [`Memory`].
 #[derive(Debug, Default)]
 struct UserMemory {
     received: Shares,
@@ -147,7 +148,7 @@ struct UserMemory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortLimits {
     pub(super) sockets: usize,
-    /// Limit on the bytes waiting for one socket, and on the bytes that it has sent.
+    /// Limit on the bytes waiting for one socket, and on the bytes that the socket has sent.
     pub(super) port_memory: usize,
     /// Limit on each of the two values of [`Memory`]; the sent message that first exceeds it is
     /// still accepted.
@@ -193,7 +194,7 @@ impl Ports {
         }
     }
 
-    /// Binds a port; 0 selects a free one.
+    /// Binds a port; 0 selects a free port.
     pub(super) fn bind(
         &mut self,
         user: UserId,
@@ -230,7 +231,7 @@ impl Ports {
         Ok(id)
     }
 
-    /// Finds a free port, starting from a random one.
+    /// Finds a free port, starting from a random port.
     fn ephemeral(&mut self) -> Result<u16, BindError> {
         let count = u64::from(u16::MAX - EPHEMERAL_MIN) + 1;
         let start = self.prng.below(count);
@@ -246,7 +247,7 @@ impl Ports {
         self.stats
     }
 
-    /// Replaces the counters of sends that were refused before the node saw the message.
+    /// Replaces the counters of sends that were refused before the message reached the node.
     pub fn set_refused(&mut self, refused: Refused) {
         let Refused { queue_full, congested, congested_waits } = refused;
         self.stats.send_queue_full = queue_full;
@@ -267,8 +268,8 @@ impl Ports {
         self.sockets.contains_key(&port)
     }
 
-    /// Whether a port is bound, and the port, its user and the node have memory for a message of
-    /// this length to wait for its reader.
+    /// Whether a port is bound and a message of this length fits within the limits of the port, its
+    /// user and the node.
     pub(super) fn fits(&self, port: u16, len: usize) -> bool {
         let cost = Amount::one(len).cost();
         let whole = Use { limit: self.limits.memory, total: self.memory.received };
@@ -335,7 +336,7 @@ impl Ports {
         self.events.pop_front()
     }
 
-    /// Handles a changed map from a peer, in which these groups of ports were cleared.
+    /// Handles a congestion map update from a peer that cleared these groups of ports.
     pub(super) fn congestion_changed(&mut self, peer: IpAddr, cleared: u64) {
         if !mutated!(RdsClearUnannounced) {
             self.events.push_back(Event::Congestion(peer));
@@ -405,7 +406,7 @@ impl Ports {
         Some(socket.waiting > socket.rcvbuf && self.congested.set(port, true))
     }
 
-    /// Returns the next message for a reader. It counts against the receive buffer until
+    /// Returns the next message for a reader. The message counts against the receive buffer until
     /// [`taken`](Self::taken).
     pub(super) fn pass(&mut self, id: SocketId) -> Option<Received> {
         let socket = self.get_mut(id)?;
@@ -420,8 +421,8 @@ impl Ports {
         Some(received)
     }
 
-    /// Records that the user has taken messages with this payload. Returns true if the map has
-    /// changed.
+    /// Records that the user has taken messages with this many bytes of payload. Returns true if
+    /// the map has changed.
     pub(super) fn taken(&mut self, id: SocketId, payload: usize) -> bool {
         let Some(socket) = self.get_mut(id) else { return false };
         socket.waiting -= payload;
@@ -464,7 +465,8 @@ impl Ports {
         self.relieve(id)
     }
 
-    /// Whether a socket may send more; if not, [`Event::Writable`] follows when it may.
+    /// Whether a socket may send more; if not, [`Event::Writable`] is reported when the socket may
+    /// send again.
     pub fn has_room(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get(id) else { return false };
         let user = socket.user;
@@ -479,8 +481,8 @@ impl Ports {
         has_room
     }
 
-    /// Whether a socket may exceed its send buffer, for messages that must be read now. Only its
-    /// own user's share of the memory can fill up.
+    /// Whether a socket may exceed its send buffer, for messages that must be read now. The limits
+    /// of the node and of the socket's user still apply, so that other users keep their shares.
     pub fn may_exceed(&self, id: SocketId) -> bool {
         self.get(id).is_some_and(|socket| {
             !self.is_full()
@@ -549,7 +551,7 @@ impl Ports {
         }
     }
 
-    /// Whether the node accepts no more messages.
+    /// Whether the node's memory for sent messages is used up.
     fn is_full(&self) -> bool {
         self.memory.sent >= self.limits.memory
     }

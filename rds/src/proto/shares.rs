@@ -12,7 +12,7 @@ impl UserId {
     pub const NODE: Self = Self(u32::MAX);
 }
 
-/// A limit, and how much of it all users together are using.
+/// A limit, and the amount that all users together are using.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub(crate) limit: usize,

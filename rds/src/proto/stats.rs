@@ -1,8 +1,8 @@
-//! Counters of a node, with the kernel's names where the kernel has any.
+//! Counters of a node, with the kernel's names where the kernel has the same counters.
 
 use rtrs_base::metrics::{Kind, Metric};
 
-/// Sends that were refused, or had to wait, before the node saw the message.
+/// Sends that were refused, or had to wait, before the message reached the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     /// The send buffer was full.
@@ -117,10 +117,10 @@ counters! {
     tcp_kicks_received,
     /// Short connections by which smaller peers were requested to connect.
     tcp_kicks_sent,
-    /// Connections accepted while the former one was up.
+    /// Connections accepted while the former connection was up.
     tcp_connect_raced,
     /// Accepted connections closed because the peer sent nothing valid over them in time, or opened
-    /// another one.
+    /// another connection.
     tcp_listen_closed_stale,
     /// Connections that had input.
     tcp_data_ready_calls,

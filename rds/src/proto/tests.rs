@@ -69,7 +69,7 @@ impl Net {
         std::iter::from_fn(|| self.at(node).receive(id)).map(each).collect()
     }
 
-    /// Runs until nothing moves anymore.
+    /// Runs until no more bytes are transferred.
     fn settle(&mut self) {
         for _ in 0..1000 {
             if !self.step() {

@@ -16,7 +16,7 @@ pub(super) enum Timer {
     Closed,
 }
 
-/// Timers, by time. None is ever canceled: a timer that has lost its purpose does nothing.
+/// Timers, by time. Timers are never canceled: a timer that has lost its purpose does nothing.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     timers: BTreeSet<(Instant, Timer)>,

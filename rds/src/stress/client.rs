@@ -1,4 +1,4 @@
-//! The client of `rds stress`: keeps requests in flight on its sockets and receives their answers.
+//! The client of `rds stress`: keeps requests in flight on its sockets and receives the answers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -28,11 +28,12 @@ pub(crate) struct ClientPlan {
     pub(crate) count: Option<u64>,
     pub(crate) is_checked: bool,
     pub(crate) session: u32,
-    /// Number of signals so far: the first stops the requests, the second the wait for answers.
+    /// Number of signals so far: the first stops the requests, the second stops the wait for
+    /// answers.
     pub(crate) stop: Arc<AtomicU32>,
 }
 
-/// Maximum time without any answer, unless a slow peer's `grace` extends it.
+/// Maximum time to the first answer; longer if `grace` is above 10 s.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// Interval between checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -40,9 +41,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest time that the histogram can record, in nanoseconds.
 const TIME_MAX: u64 = 60_000_000_000;
 
-/// Creates a histogram of times from 1 ns to a minute, with three digits.
+/// Creates a histogram of times from 1 ns to a minute, with three significant digits.
 pub(super) fn new_times() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, TIME_MAX, 3).unwrap_or_else(|_| unreachable!("good bounds"))
+    Histogram::new_with_bounds(1, TIME_MAX, 3)
+        .unwrap_or_else(|_| unreachable!("the bounds are valid"))
 }
 
 /// A client's results.
@@ -52,7 +54,7 @@ pub(crate) struct Tally {
     pub(crate) answered: u64,
     /// Number of answers that were out of order, duplicated, or altered.
     pub(crate) wrong: u64,
-    /// Number of requests that the server found to be wrong.
+    /// Number of errors that the server reported: requests lost, duplicated, reordered or altered.
     pub(crate) wrong_there: u64,
     pub(crate) congested: u64,
     pub(crate) full: u64,
@@ -80,7 +82,7 @@ pub(crate) struct StressClient {
     /// Sockets whose last send was refused.
     blocked: BTreeSet<usize>,
     begun: Option<Instant>,
-    /// Time of the last call.
+    /// Time of the last call to [`Machine::turn`].
     seen: Instant,
     /// Time of the first signal.
     stopped: Option<Instant>,
@@ -137,7 +139,7 @@ impl StressClient {
                 });
                 match head.filter(|head| (flow.answered..flow.next).contains(&head.number)) {
                     Some(head) => {
-                        // The answers in between were lost, or are out of order.
+                        // The answers in between were lost or reordered.
                         tally.wrong += u64::from(head.number != flow.answered);
                         flow.answered = head.number + 1;
                         tally.answered += 1;
@@ -226,7 +228,7 @@ impl StressClient {
     }
 }
 
-#[allow(private_interfaces, reason = "see the trait")]
+#[allow(private_interfaces, reason = "`Machine::turn` takes the private `Ends`")]
 impl Machine for StressClient {
     fn readable(&mut self, socket: usize) {
         self.readable.insert(socket);

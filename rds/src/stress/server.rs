@@ -97,7 +97,7 @@ impl StressServer {
     }
 }
 
-#[allow(private_interfaces, reason = "see the trait")]
+#[allow(private_interfaces, reason = "`Machine::turn` takes the private `Ends`")]
 impl Machine for StressServer {
     fn readable(&mut self, socket: usize) {
         self.readable.insert(socket);

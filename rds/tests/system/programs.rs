@@ -151,7 +151,7 @@ fn the_daemon_lists_its_users() {
     let args = ["node", "reset", "--socket-dir", dir, "127.0.0.1", "127.0.0.9"];
     let _ = stand.rds(&args).code(1).says("has no connection to 127.0.0.9");
     let args = ["node", "info", "--socket-dir", dir, "127.0.0.9"];
-    let _ = stand.rds(&args).code(1).says("no node 127.0.0.9 runs; start it with");
+    let _ = stand.rds(&args).code(1).says("node 127.0.0.9 is not running; start it with");
 }
 
 #[test]

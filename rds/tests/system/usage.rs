@@ -30,7 +30,7 @@ fn a_single_node_is_selected_automatically() {
     });
     let _ = stand.rds(&["send", "127.0.0.1", "4000", "-m", "one"]).ok();
     assert_eq!(receiver.wait(LIMIT).ok().stdout, "one\n");
-    let no_node = "no node 127.0.0.77 runs; start it with `rds node --address 127.0.0.77`";
+    let no_node = "node 127.0.0.77 is not running; start it with `rds node --address 127.0.0.77`";
     let _ = stand.rds(&["info", "-I", "127.0.0.77"]).code(1).says(no_node);
     let _ = stand.rds(&["recv", "4000", "--node", "/no/such"]).code(1).says("no node listens");
 }
@@ -38,7 +38,7 @@ fn a_single_node_is_selected_automatically() {
 #[test]
 fn several_nodes_are_listed_by_name() {
     let stand = Stand::new(2);
-    let several = "several nodes run (127.0.0.1, 127.0.0.2); choose one with --local";
+    let several = "several nodes are running (127.0.0.1, 127.0.0.2); choose one with --local";
     for args in [&["info"][..], &["recv", "4000"]] {
         let _ = stand.rds(args).code(2).says(several);
     }
@@ -51,9 +51,9 @@ fn several_nodes_are_listed_by_name() {
     let info = stand.rds(&["node", "info", "--socket-dir", dir, "127.0.0.1"]).ok();
     let _ = info.says("memory: received 0 of 256M, sent 0 of 256M");
     let none = rds(&["node", "list", "--socket-dir", "/nonexistent"]).ok();
-    assert_eq!(none.stdout, "no node runs in /nonexistent\n");
+    assert_eq!(none.stdout, "no running node found in /nonexistent\n");
     let reset = |one, other| stand.rds(&["node", "reset", "--socket-dir", dir, one, other]);
-    let _ = reset("127.0.0.9", "127.0.0.1").code(1).says("no node 127.0.0.9 runs; start it");
+    let _ = reset("127.0.0.9", "127.0.0.1").code(1).says("node 127.0.0.9 is not running; start it");
     let _ = stand.rds(&["ping", "127.0.0.2", "-c", "1", "-W", "60s", "-I", "127.0.0.1"]).ok();
     assert_eq!(reset("127.0.0.1", "127.0.0.2").ok().stdout, "connection reset\n");
 }

@@ -1,10 +1,10 @@
 //! Volumes of an attached session, each from attach to detach, and the end of the session.
 //!
 //! A volume is first opened, then waits for the paths it requires, and is then served by its front
-//! end: NBD clients may connect, or the kernel is given its device. A detach proceeds in reverse
-//! order, each step with a time limit, while the other volumes keep running; detaching the last
-//! volume ends the session. This code runs on the process's main thread, which the kernel treats as
-//! the owner of the devices.
+//! end: NBD clients may connect, or the device is set up in the kernel. A detach proceeds in
+//! reverse order, each step with a time limit, while the other volumes keep running; detaching the
+//! last volume ends the session. This code runs on the process's main thread, which the kernel
+//! treats as the owner of the devices.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -83,7 +83,7 @@ impl AttachedSession {
         }
     }
 
-    /// Adds a volume, which `list` then shows and `detach` can end.
+    /// Adds a volume, visible to `list` and `detach`.
     ///
     /// # Errors
     /// Fails with the system's error if no thread can be started for its control socket.
@@ -120,8 +120,8 @@ impl AttachedSession {
         self.failed.is_some()
     }
 
-    /// Runs until each volume is attached or has failed and freed its name, or until the session is
-    /// ending.
+    /// Runs until each volume is attached or has failed and its name is free, or until the session
+    /// is ending.
     pub(crate) fn open(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let waits = |volume: &Volume| volume.step != Step::Attached;
         while !self.is_over() && self.volumes.iter().any(waits) {
@@ -132,7 +132,7 @@ impl AttachedSession {
     /// Runs until the session has ended, then frees its resources.
     ///
     /// # Errors
-    /// Returns the reason for an end that was not requested.
+    /// Fails with the reason if the session ended without being asked to.
     pub(crate) fn wait_end(
         mut self,
         inbox: &mpsc::Receiver<Wake>,
@@ -245,7 +245,8 @@ impl AttachedSession {
                 }
                 self.failed = Some(format!("shard {shard} ended: {error}"));
                 self.done = true;
-                // The failed shard may be the control shard, which would end the others.
+                // End all shards here: the control shard normally ends the others, but may be the
+                // failed shard.
                 if !self.volumes.iter().any(|volume| volume.was_attached) {
                     self.shards.end();
                 }
@@ -316,7 +317,7 @@ impl AttachedSession {
         }
     }
 
-    /// Handles a front end that cannot use its device. Another shard may already serve it.
+    /// Handles a front end that cannot use its device. Another shard may already serve the device.
     fn on_front_failed(&mut self, device: DeviceIndex, error: &io::Error) {
         let Some(at) = self.at(device) else { return };
         if self.volumes[at].step != Step::Attached {
@@ -384,7 +385,7 @@ impl AttachedSession {
         }
     }
 
-    /// Saves which volumes share the session, for a process that takes over all volumes.
+    /// Saves the list of volumes that share the session, for a process that takes over all volumes.
     fn save_session(&mut self) {
         let several = self.volumes.len() > 1;
         let is_device = |volume: &&mut Volume| matches!(volume.front, Front::Device(_));
@@ -392,7 +393,7 @@ impl AttachedSession {
         for volume in attached.filter(is_device) {
             let Some(saved) = &volume.saved else { continue };
             if !several {
-                // Left by an earlier process.
+                // Remove the list that an earlier process may have left.
                 saved.forget_volume();
             } else if !volume.is_session_saved
                 && let Some(shared) = self.roster.saved(&volume.identity.name)
@@ -420,7 +421,8 @@ impl AttachedSession {
         self.leave(at, Duration::ZERO);
     }
 
-    /// Records the reason why an opening volume is not attached. The caller must end the volume.
+    /// Records the reason why a volume that is being opened cannot be attached. The caller must end
+    /// the volume.
     fn note_failure(&mut self, at: usize, why: &str) {
         let volume = &self.volumes[at];
         if matches!(volume.step, Step::Opening(_)) {
@@ -453,7 +455,7 @@ impl AttachedSession {
     }
 
     /// Begins to detach a volume, or shortens the time limit of a detach in progress: requests in
-    /// flight must finish within this time. The last volume ends the session.
+    /// flight must finish within this time. Detaching the last volume ends the session.
     pub(super) fn leave(&mut self, at: usize, within: Duration) {
         if self.volumes[at].waits_for_paths.is_some() {
             self.stop_waiting(at);
@@ -502,7 +504,7 @@ impl AttachedSession {
         self.shards.stop_fronts(volume.identity.index, left);
     }
 
-    /// Closes a volume in the session.
+    /// Begins to close a volume in the session.
     fn close(&mut self, at: usize) {
         let volume = &mut self.volumes[at];
         volume.step = Step::Closing(Instant::now() + CLOSE_PATIENCE);

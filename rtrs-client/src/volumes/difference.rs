@@ -1,4 +1,5 @@
-//! Compares a running session with the file, in a pure function that returns the necessary changes.
+//! Comparison of a running session with the file of `apply` and `diff`: a pure function that
+//! returns the necessary changes.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,7 @@ choices! {
         NotListed = "not-listed",
         /// Not in the file: detach.
         Detach = "detach",
-        /// Not decidable.
+        /// Cannot be determined.
         Unclear = "unclear",
     }
 }
@@ -35,7 +36,8 @@ choices! {
 /// Volume in the file.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    /// Settings in the file; for a later volume of a session, the settings of the first.
+    /// Settings in the file; for a later volume of a session, the settings of the session's first
+    /// volume.
     pub(crate) configured: Settings,
     /// Plan made from the settings.
     pub(crate) plan: AttachPlan,
@@ -50,16 +52,16 @@ pub(crate) enum Found {
     Absent,
     /// A session whose process has died.
     Dead,
-    /// A session that does not answer, or whose answer is not understood, with the reason.
+    /// A session that does not answer, or whose answer cannot be parsed, with the reason.
     Silent(String),
     /// A running session.
     Running(Box<Running>),
 }
 
-/// Session that answers.
+/// A running session that answers.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Plan made from its settings, with its current paths.
+    /// Plan made from the session's settings, with the current paths.
     pub(crate) plan: AttachPlan,
     /// Block device.
     pub(crate) device: Option<String>,
@@ -74,7 +76,7 @@ pub(crate) struct Running {
 /// Setting that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Difference {
-    /// Name of the setting; `path` for one path.
+    /// Name of the setting; `path` if a single path differs.
     pub(crate) setting: String,
     /// Running value; null for a path to be added.
     pub(crate) running: Value,
@@ -145,7 +147,7 @@ fn change(wanted: &Wanted, running: &Running) -> Task {
     let mut task = Task::of(Action::Unchanged, reason);
     let online = differences.iter().filter(|one| one.online);
     let online = online.map(|one| (one.setting.clone(), text(&one.wanted))).collect();
-    // The session itself would decide in the same way.
+    // The session applies the same check.
     if let Err(error) = running.plan.changed(&online) {
         let reason = task.reason.into_iter().chain([error.chain().to_string()]);
         task.reason = Some(reason.collect::<Vec<_>>().join("; "));
@@ -173,14 +175,14 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
         let name = setting.name;
         let is = left.remove(&name).unwrap_or(Value::Null);
         let same = match name.as_str() {
-            // Paths are compared below; the other settings do not matter to a running session.
+            // Paths are compared below. The other two settings matter only while attaching.
             PATH | "foreground" | "require-paths" => true,
             "device" => is_same_device(&setting.value, &is, running.device.as_deref()),
             "identity" => wanted.plan.session.settings.identity.is_none_or(|identity| {
                 running.identity.is_some_and(|bound| is_met(identity, bound)) || setting.value == is
             }),
-            // By default the timeout follows other settings, and the kernel keeps its initial
-            // value.
+            // If unset, the timeout is derived from other settings, and the kernel keeps the value
+            // set at attach. Only the presence of a timeout is compared.
             "device-timeout" if wanted.configured.attach.device_timeout.is_none() => {
                 setting.value.is_null() == is.is_null()
             }
@@ -194,7 +196,7 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
     differences
 }
 
-/// Whether the identity that a session is bound to is the wanted one.
+/// Whether the identity that a session is bound to matches the wanted identity.
 fn is_met(wanted: Identity, bound: Identity) -> bool {
     let is_known = |wanted: bool, bound: bool| bound || !wanted;
     is_known(wanted.server.is_some(), bound.server.is_some())
@@ -202,7 +204,8 @@ fn is_met(wanted: Identity, bound: Identity) -> bool {
         && !wanted.contradicts(&bound)
 }
 
-/// Whether the device satisfies the file: `auto` accepts any device, and may have chosen this one.
+/// Whether the device satisfies the file. `auto` in the file accepts any device; a session with
+/// `auto` satisfies the file if the session uses the named device.
 fn is_same_device(wanted: &Value, is: &Value, device: Option<&str>) -> bool {
     let auto = |value: &Value| value.as_str() == Some("auto");
     match (wanted.as_str(), is.as_str()) {
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!((task.action, names), (Action::NeedsReattach, vec!["listen", "socket"]));
         let task = task_of("path: tcp://a\ndevice: /dev/nbd4\n", "path: tcp://a\ndevice: auto\n");
         assert_eq!(task.action, Action::NeedsReattach);
-        // The file sets a timeout that differs from the running one.
+        // The file sets a timeout that differs from the running timeout.
         let device = "path: tcp://a\ndevice: auto\n";
         let task = task_of(&format!("{device}device-timeout: 20m\n"), device);
         assert_eq!(task.action, Action::NeedsReattach);
@@ -353,7 +356,7 @@ mod tests {
         for wanted in [key(&both), key(&format!("{server}/-")), key(&format!("-/{export}"))] {
             assert_eq!(of(&wanted, "", Some(&both)), Action::Unchanged, "{wanted}");
         }
-        assert_eq!(of("", &key(&both), Some(&both)), Action::Unchanged, "any is accepted");
+        assert_eq!(of("", &key(&both), Some(&both)), Action::Unchanged, "any identity is accepted");
         assert_eq!(of(&key(&both), &key(&both), None), Action::Unchanged, "not open yet");
         for bound in [None, Some(format!("{server}/-")), Some(format!("{export}/{export}"))] {
             let bound = bound.as_deref();

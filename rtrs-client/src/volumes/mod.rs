@@ -1,9 +1,9 @@
-//! The file of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
+//! The file used by `apply`, `diff` and `save`: the sessions of a host, each with its settings and
+//! its volumes.
 //!
-//! The keys are those of the configuration file (`settings.rs`); this module knows only where
+//! The keys are those of the configuration file (`settings.rs`); this module defines only where
 //! they may appear. Keys of a volume are below `volumes`, because a session may have several
-//! volumes.
-//! `difference.rs` compares the file with the running sessions.
+//! volumes. `difference.rs` compares the file with the running sessions.
 
 pub(crate) mod difference;
 mod place;
@@ -23,7 +23,8 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::{AttachPlan, OF_ADDED, VolumeName, non_default, repeated};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
-/// Settings that name a volume's export and where it is served. A session has none of its own.
+/// Settings that name a volume's export and where the volume is served. They cannot be set on a
+/// session.
 const OF_ONE_VOLUME: [&str; 5] = ["device", "socket", "listen", "vhost-user", EXPORT];
 /// Key of a volume's export.
 const EXPORT: &str = "export";
@@ -32,20 +33,20 @@ const SESSIONS: &str = "sessions";
 const VOLUMES: &str = "volumes";
 /// Settings of `attach` that all volumes of a session share.
 const SHARED: [&str; 2] = ["shards", "metrics"];
-/// Session settings that each volume has for itself.
+/// Session settings that each volume sets individually.
 const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
-/// Setting that `apply` decides itself.
+/// Setting that `apply` sets itself.
 const FOREGROUND: &str = "foreground";
 /// Error for a volume that is not a map.
 const NO_MAP: &str =
-    "expected a map with export and device, socket, listen or vhost-user below volumes";
+    "expected a map with export and one of device, socket, listen and vhost-user below volumes";
 
 /// Session in the file, with its first volume.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Volume {
     /// Name of the first volume, which is also the session's name on this host.
     pub(crate) name: String,
-    /// Settings in the file, with defaults for those that are missing.
+    /// Settings in the file, with defaults for missing settings.
     pub(crate) settings: Settings,
     /// Names of the other volumes of the session, with their own settings.
     pub(crate) more: Vec<(String, BTreeMap<String, String>)>,
@@ -106,7 +107,7 @@ pub(crate) fn key_groups() -> Vec<KeyGroup> {
     ]
 }
 
-/// Reads the text of a file, which errors refer to as `file`. Empty text contains no sessions.
+/// Reads the text of a file. `file` is the name used in errors. Empty text contains no sessions.
 ///
 /// # Errors
 /// Returns [`ErrorKind::Config`], with the location and a remedy.
@@ -139,7 +140,7 @@ fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), Wrong> {
         let names: BTreeSet<&str> = session.names().collect();
         if names.len() == session.more.len() + 1 {
             return Err(format!(
-                "export {export:?} is listed twice; a session can have each export once"
+                "export {export:?} is listed twice; a session can list an export only once"
             )
             .into());
         }
@@ -148,11 +149,11 @@ fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), Wrong> {
     match session.names().find(|name| !names.insert(name)) {
         None => Ok(()),
         Some(_) if session.more.is_empty() => Err(
-            "it is listed twice; list it once, or give its volume another name with the key name"
+            "it is listed twice; list it once, or give its volume a different name (key `name`)"
                 .into(),
         ),
         Some(name) => {
-            Err(format!("volume {name:?} is listed twice; list it once, or set the key name")
+            Err(format!("volume {name:?} is listed twice; list it once, or set `name` for one")
                 .into())
         }
     }
@@ -218,7 +219,7 @@ fn volume(session: Value) -> Result<Volume, Wrong> {
     };
     let mut volumes = volumes.into_iter();
     let Some(volume) = volumes.next() else {
-        return Err("it has no volume; add one below volumes, with the key export".into());
+        return Err("the session has no volume; add one with the key `export` below volumes".into());
     };
     let added = |(at, volume)| added(volume).map_err(|what| what.in_item(VOLUMES, at + 1));
     let more = volumes.enumerate().map(added).collect::<Result<Vec<_>, Wrong>>()?;
@@ -230,8 +231,8 @@ fn volume(session: Value) -> Result<Volume, Wrong> {
         names.ok_or_else(|| in_first("its volume has no export; add the key export".into()))?;
     if let Some(name) = name.filter(|name| *name != first) {
         let what = format!(
-            "its first volume is {first:?}: a session has the name of that volume; drop name \
-             {name:?}, move it below volumes, or see session-name for the name at the server"
+            "the session is named after its first volume, {first:?}; remove name {name:?} or move \
+             it below volumes; to change only the name at the server, set session-name"
         );
         return Err(Wrong::of_key("name", what));
     }
@@ -263,7 +264,8 @@ fn wrong_key(map: &Mapping) -> Option<Wrong> {
     })
 }
 
-/// Takes the names of a volume, if it has an export. The key `name` is its name on this host.
+/// Takes the names of a volume, if it has an export. The key `name` is the volume's name on this
+/// host.
 fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, Wrong> {
     let name = take_name(volume, "name")?;
     Ok(take_name(volume, EXPORT)?.map(|export| match name {
@@ -272,8 +274,8 @@ fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, Wrong> {
     }))
 }
 
-/// Checks a session with this number of volumes: if there are several, settings that apply to one
-/// volume must be below `volumes`.
+/// Checks a session with this number of volumes: if there are several, settings that apply to a
+/// single volume must be below `volumes`.
 fn check_several(session: &Mapping, count: usize) -> Result<(), Wrong> {
     if count > VOLUMES_MAX {
         let what = format!("{count} volumes are too many; use at most {VOLUMES_MAX}");
@@ -308,7 +310,7 @@ fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), Wrong> {
     Ok((name, non_default(&session, &attach)))
 }
 
-/// Rejects a setting that `apply` decides itself.
+/// Rejects a setting that `apply` sets itself.
 fn check_foreground(map: &Mapping) -> Result<(), Wrong> {
     if !map.contains_key(FOREGROUND) {
         return Ok(());
@@ -356,7 +358,7 @@ fn take_name(map: &mut Mapping, key: &str) -> Result<Option<String>, Wrong> {
     match map.remove(key) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => {
-            let wrong = || Wrong::of_key(key, format!("{key} is not text"));
+            let wrong = || Wrong::of_key(key, format!("{key} must be a string"));
             text_of(&value).map(Some).ok_or_else(wrong)
         }
     }
@@ -385,14 +387,14 @@ pub(crate) fn plan_of(
 fn plan(name: &str, map: Mapping, run_dir: &RunDir) -> Result<AttachPlan, Error> {
     let Keys(Entry { session, attach }) =
         serde_yaml::from_value(Value::Mapping(map)).map_err(|error| {
-            Error::new(ErrorKind::System, format!("the settings of {name}: {error}"))
+            Error::new(ErrorKind::System, format!("cannot read the settings of {name}: {error}"))
         })?;
     let place = PlaceSettings { run_dir: Some(run_dir.path().to_path_buf()) };
     let settings = Settings { session, attach, place, ..Settings::default() };
     AttachPlan::new(name, settings, Output::Text)
 }
 
-/// Returns a session for the file that recreates this plan, without default values.
+/// Returns the entry in the file that recreates this plan, without default values.
 pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     let (name, run_dir) = (&plan_wanted.session.name, &plan_wanted.run_dir);
     let mut map = print(&plan_wanted.session.settings);
@@ -418,7 +420,7 @@ pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     session
 }
 
-/// Returns a volume's export for the file, and its name if that differs.
+/// Returns the keys of a volume's export and, if different, of the volume's name.
 fn names_in_file(plan: &AttachPlan) -> Mapping {
     let (name, export) = (&plan.session.name, &plan.session.export_name);
     let mut names = Mapping::from_iter([(EXPORT.into(), export.as_str().into())]);
@@ -428,9 +430,9 @@ fn names_in_file(plan: &AttachPlan) -> Mapping {
     names
 }
 
-/// Returns a session for the file that recreates the plans of these volumes, without default
-/// values. The volumes keep their order, except that the first is one whose settings the others
-/// inherit. Also returns the names of volumes that differ from what they inherit.
+/// Returns the session entry that recreates the plans of these volumes, without default values. The
+/// volumes keep their order, except that a volume from which all others can inherit their settings
+/// is moved to the front. Also returns the names of volumes that cannot inherit from the first.
 pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
     fn name(plan: &AttachPlan) -> &str {
         &plan.session.name
@@ -456,7 +458,8 @@ fn inherits(plan: &AttachPlan, first: &AttachPlan) -> bool {
     first.adding(&plan.session.name, &plan.own()).is_ok_and(|made| made == *plan)
 }
 
-/// Returns the entry of a later volume of a session, without values that follow from others.
+/// Returns the entry of a later volume of a session, without keys that the inherited values make
+/// redundant.
 fn added_of(plan: &AttachPlan, first: &AttachPlan) -> Mapping {
     let name = &plan.session.name;
     let mut own = plan.own();

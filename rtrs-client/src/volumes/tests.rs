@@ -69,7 +69,7 @@ fn errors_name_their_place() {
         ("sessions: 3".into(), "v.yaml:1: sessions is not a list"),
         ("sessions: [1".into(), "v.yaml:2: did not find"),
         (of("3"), "v.yaml:2: session 1: expected a map"),
-        (of("{path: tcp://a}"), "session 1: it has no volume"),
+        (of("{path: tcp://a}"), "session 1: the session has no volume"),
         (
             of("{volumes: [{export: v}, {export: w, buffer-size: 80M}]}"),
             "session \"v\": volume \"w\": buffer-size is shared by the volumes",
@@ -81,11 +81,11 @@ fn errors_name_their_place() {
         ),
         (
             of("{volumes: [{export: v}]}\n- {volumes: [{export: w, name: v}]}"),
-            "session \"v\": it is listed twice; list it once, or give its volume another name",
+            "session \"v\": it is listed twice; list it once, or give its volume a different name",
         ),
         (
             of("{volumes: [{export: v}, {export: v, name: w}]}"),
-            "session \"v\": export \"v\" is listed twice; a session can have each export once",
+            "session \"v\": export \"v\" is listed twice; a session can list an export only once",
         ),
         (of("{export: v, volumes: [{export: v}]}"), "export belongs to a volume; move it below"),
         (of("{volumes: [{name: v}]}"), "session \"v\": its volume has no export"),
@@ -100,10 +100,10 @@ fn errors_name_their_place() {
         (of("{name: v, volumes: 3}"), "volumes is not a list"),
         (of("{name: v, volumes: [3]}"), "expected a map with export"),
         (of("{name: v, volumes: [{device: auto}]}"), "its volume has no export"),
-        (of("{name: v, volumes: [{export: [1]}]}"), "export is not text"),
+        (of("{name: v, volumes: [{export: [1]}]}"), "export must be a string"),
         (
             of("{name: v, volumes: [{export: w}]}"),
-            "its first volume is \"w\": a session has the name",
+            "the session is named after its first volume, \"w\"",
         ),
         (of("{device: auto, volumes: [{export: w}]}"), "session \"w\": device belongs to a volume"),
         (of("{volumes: [{export: w, policy: x}]}"), "policy belongs to the session"),
@@ -263,7 +263,7 @@ fn random_sessions_of_several_volumes_survive_a_save() {
         let mut sessions: Vec<Vec<AttachPlan>> =
             (0..=prng.index(4)).map(|at| some_session(prng, at)).collect();
         for plans in &mut sessions {
-            // Volumes come and go: the first may be gone, or have returned last.
+            // Volumes come and go: the first volume may be gone, or may have returned last.
             let len = plans.len();
             plans.rotate_left(prng.index(len));
             plans.truncate(1 + prng.index(len));

@@ -1,11 +1,11 @@
-//! Image addresses, facts about open images, and errors from opening images.
+//! Image addresses, metadata of open images, and errors from opening images.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::time::Duration;
 
-/// Failed step of opening an image.
+/// Step at which opening an image failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RbdStep {
     /// Reading Ceph's configuration.
@@ -16,7 +16,7 @@ pub enum RbdStep {
     Pool,
     /// Opening the image, in its namespace and at its snapshot.
     Image,
-    /// Reading the facts about the image.
+    /// Reading the metadata of the image.
     Facts,
 }
 
@@ -52,16 +52,16 @@ pub struct ImageAddress {
     pub connect_max: Duration,
 }
 
-/// Permanent facts about an image.
+/// Metadata of an image that does not change while the image is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFacts {
     /// ID of the cluster.
     pub fsid: String,
-    /// Number of the pool.
+    /// ID of the pool.
     pub pool: i64,
     /// ID of the image, which is independent of its name.
     pub image: String,
-    /// Number of the snapshot.
+    /// ID of the snapshot.
     pub snapshot: Option<u64>,
     /// Object size in bytes.
     pub object_size: u64,

@@ -1,4 +1,4 @@
-//! Certificates for tests, in a directory laid out like an operator's.
+//! Certificates for tests, in a directory laid out like a production certificate directory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -85,11 +85,14 @@ impl Authority {
     /// # Panics
     /// Panics if no random numbers are available.
     pub fn named(name: &str) -> Self {
-        let key = KeyPair::generate().expect("a key");
-        Self(CertifiedIssuer::self_signed(ca_params(name), key).expect("a CA"))
+        let key = KeyPair::generate().expect("cannot generate a key");
+        Self(
+            CertifiedIssuer::self_signed(ca_params(name), key)
+                .expect("cannot sign the CA certificate"),
+        )
     }
 
-    /// Creates a CA signed by this one.
+    /// Creates a CA signed by this CA.
     ///
     /// # Panics
     /// Panics if no random numbers are available.
@@ -98,7 +101,7 @@ impl Authority {
         self.sign(ca_params(name))
     }
 
-    /// Creates a CA signed by this one, with a serial number for a revocation list.
+    /// Creates a CA signed by this CA, with a serial number for a revocation list.
     ///
     /// # Panics
     /// Panics if no random numbers are available.
@@ -109,7 +112,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// Creates a CA signed by this one that may sign only names in these subtrees.
+    /// Creates a CA signed by this CA that may sign only names in these subtrees.
     ///
     /// # Panics
     /// Panics if no random numbers are available.
@@ -122,8 +125,11 @@ impl Authority {
     }
 
     fn sign(&self, params: CertificateParams) -> Self {
-        let key = KeyPair::generate().expect("a key");
-        Self(CertifiedIssuer::signed_by(params, key, &self.0).expect("a CA"))
+        let key = KeyPair::generate().expect("cannot generate a key");
+        Self(
+            CertifiedIssuer::signed_by(params, key, &self.0)
+                .expect("cannot sign the CA certificate"),
+        )
     }
 
     /// Writes a server's or client's certificate and key, with this CA's certificate in the chain.
@@ -133,8 +139,8 @@ impl Authority {
     pub fn issue_with_chain(&self, dir: &Path, wanted: &Wanted<'_>) {
         self.issue(dir, wanted);
         let path = dir.join(format!("{}-cert.pem", wanted.end));
-        let own = fs::read_to_string(&path).expect("certificate");
-        fs::write(path, own + &self.pem()).expect("chain");
+        let own = fs::read_to_string(&path).expect("cannot read the certificate");
+        fs::write(path, own + &self.pem()).expect("cannot write the chain");
     }
 
     /// Returns the certificate in PEM.
@@ -143,12 +149,12 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Writes this CA's own certificate and key as those of a client.
+    /// Writes this CA's own certificate and key as `client-cert.pem` and `client-key.pem`.
     ///
     /// # Panics
     /// Panics if the files cannot be written.
     pub fn write_as_client(&self, dir: &Path) {
-        fs::write(dir.join("client-cert.pem"), self.pem()).expect("certificate");
+        fs::write(dir.join("client-cert.pem"), self.pem()).expect("cannot write the certificate");
         write_secret(&dir.join("client-key.pem"), &self.0.key().serialize_pem());
     }
 
@@ -157,7 +163,7 @@ impl Authority {
     /// # Panics
     /// Panics if the file cannot be written.
     pub fn write(&self, dir: &Path) {
-        fs::write(dir.join("ca-cert.pem"), self.0.pem()).expect("ca-cert.pem");
+        fs::write(dir.join("ca-cert.pem"), self.0.pem()).expect("cannot write ca-cert.pem");
     }
 
     /// Writes the certificate and key of a server or client.
@@ -166,8 +172,9 @@ impl Authority {
     /// Panics if the files cannot be written.
     pub fn issue(&self, dir: &Path, wanted: &Wanted<'_>) {
         let names: Vec<String> = wanted.names.iter().map(ToString::to_string).collect();
-        let mut params = CertificateParams::new(names).expect("names");
-        let uris = wanted.uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("a URI")));
+        let mut params = CertificateParams::new(names).expect("invalid names");
+        let uris =
+            wanted.uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("invalid URI")));
         params.subject_alt_names.extend(uris);
         params.distinguished_name.push(DnType::CommonName, wanted.common_name);
         params.extended_key_usages = wanted.uses.to_vec();
@@ -178,10 +185,11 @@ impl Authority {
             None => date_time_ymd(wanted.years.1, 1, 1),
         };
         params.serial_number = Some(SerialNumber::from(wanted.serial));
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.signed_by(&key, &self.0).expect("a certificate");
+        let key = KeyPair::generate().expect("cannot generate a key");
+        let certificate = params.signed_by(&key, &self.0).expect("cannot sign the certificate");
         let end = wanted.end;
-        fs::write(dir.join(format!("{end}-cert.pem")), certificate.pem()).expect("certificate");
+        fs::write(dir.join(format!("{end}-cert.pem")), certificate.pem())
+            .expect("cannot write the certificate");
         write_secret(&dir.join(format!("{end}-key.pem")), &key.serialize_pem());
     }
 
@@ -190,10 +198,11 @@ impl Authority {
     /// # Panics
     /// Panics if the file cannot be written.
     pub fn revoke(&self, dir: &Path, serials: &[u64]) {
-        fs::write(dir.join("ca-crl.pem"), self.list(serials, 1, 2120)).expect("ca-crl.pem");
+        fs::write(dir.join("ca-crl.pem"), self.list(serials, 1, 2120))
+            .expect("cannot write ca-crl.pem");
     }
 
-    /// Returns a numbered revocation list in PEM, which expires at the beginning of the year
+    /// Returns a PEM revocation list with this number that expires at the beginning of the year
     /// `until`.
     ///
     /// # Panics
@@ -213,7 +222,11 @@ impl Authority {
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        params.signed_by(&self.0).expect("a list").pem().expect("PEM")
+        params
+            .signed_by(&self.0)
+            .expect("cannot sign the list")
+            .pem()
+            .expect("cannot encode the list")
     }
 }
 
@@ -248,8 +261,9 @@ pub fn certificates(dir: &Path) -> Authority {
 /// # Panics
 /// Panics on failure.
 pub fn write_secret(path: &Path, text: &str) {
-    fs::write(path, text).expect("a file");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("its mode");
+    fs::write(path, text).expect("cannot write the file");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+        .expect("cannot set the mode of the file");
 }
 
 /// Temporary directory for tests, removed when it is dropped.
@@ -260,13 +274,13 @@ impl TestDir {
     /// Creates a directory.
     ///
     /// # Panics
-    /// Panics if it cannot be created.
+    /// Panics if the directory cannot be created.
     pub fn new(name: &str) -> Self {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("rtrs-{name}-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).expect("a directory");
+        fs::create_dir_all(&path).expect("cannot create the directory");
         Self(path)
     }
 }

@@ -87,7 +87,7 @@ fn nbd_provider() -> Arc<CryptoProvider> {
 }
 
 impl TlsServerConfig {
-    /// Creates a configuration with certificates: a client needs one signed by the CA.
+    /// Creates a configuration with certificates: a client needs a certificate signed by the CA.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file.
@@ -134,7 +134,7 @@ impl TlsServerConfig {
         Ok(Self { rustls, clients: None, roots, verifier, own, sources, generation: 0 })
     }
 
-    /// Creates a configuration with raw keys: the server's own, and those of the clients.
+    /// Creates a configuration with raw keys: the server's own key, and the keys of the clients.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file.
@@ -195,8 +195,8 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// Creates a configuration with certificates: the server needs one signed by the CA, with
-    /// `name` or else the name in the portal.
+    /// Creates a configuration with certificates: the server needs a certificate signed by the CA,
+    /// with `name` or else the name in the portal.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file.
@@ -221,7 +221,8 @@ impl TlsClientConfig {
         Ok(Self { rustls: client(rustls), name, verifier, own, sources })
     }
 
-    /// Creates a configuration with raw keys: the client's own, and those accepted from the server.
+    /// Creates a configuration with raw keys: the client's own key, and the keys accepted from the
+    /// server.
     ///
     /// # Errors
     /// Returns an [`Error`] for a key that rustls does not accept.

@@ -1,4 +1,4 @@
-//! Explanations of TLS errors: what failed, on which side, and what to do.
+//! Explanations of TLS errors: what failed, at which end, and what to do.
 
 use rustls::{AlertDescription, CertificateError, Error, OtherError, PeerIncompatible};
 
@@ -6,16 +6,16 @@ use super::keys::PublicKey;
 use super::raw::UnknownKey;
 use crate::fabric::peer::ProofError;
 
-/// The client's certificate was verified, but does not identify it.
-pub(super) const NO_NAME: &str = "the client's certificate has no usable name: a DNS name, a URI \
-                                  or a common name, of a form that the name constraints of its \
-                                  CAs, if any, cover";
+/// The client's certificate was verified, but does not identify the client.
+pub(super) const NO_NAME: &str = "the client's certificate has no usable name; the name must be a \
+                                  DNS name, URI or common name; if its CAs have name \
+                                  constraints, these must cover this form of name";
 /// Reason why the peer rejected a key.
 const UNKNOWN: &str = "our key is not known to the peer";
-/// One side has keys and the other certificates, or they have no cipher in common.
+/// One end uses keys and the other certificates, or the ends have no cipher in common.
 const NO_COMMON_KIND: &str = "the two ends have no cipher or kind of certificate in common";
 
-/// Describes a handshake error for a side with raw keys or with certificates.
+/// Describes a handshake error for an end that uses raw keys or certificates.
 pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
@@ -29,7 +29,7 @@ pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
             format!("our ca-crl.pem cannot be used: {}", words(&format!("{why:?}")))
         }
         Error::InvalidMessage(_) => "the peer does not speak TLS at all".into(),
-        Error::NoCertificatesPresented => "the peer has presented no certificate or key".into(),
+        Error::NoCertificatesPresented => "the peer presented no certificate or key".into(),
         Error::PeerIncompatible(
             PeerIncompatible::IncorrectCertificateTypeExtension
             | PeerIncompatible::UnsolicitedCertificateTypeExtension,
@@ -42,7 +42,7 @@ pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
 }
 
 impl ProofError {
-    /// Creates the proof error for a handshake error on a side with certificates.
+    /// Creates the proof error for a handshake error at an end that uses certificates.
     #[must_use]
     pub fn with_certificates(error: &Error) -> Self {
         Self::new(kind(error), error_text(error, false))
@@ -55,7 +55,7 @@ impl From<Error> for ProofError {
     }
 }
 
-/// Returns the kind of a failure, regardless of the data that the peer sent.
+/// Returns the kind of a failure, without any text that the peer supplied.
 fn kind(error: &Error) -> &'static str {
     match error {
         Error::AlertReceived(alert) => {
@@ -115,7 +115,9 @@ fn certificate(error: &CertificateError) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "is not valid yet".into()
         }
-        CertificateError::Revoked => "is revoked by ca-crl.pem, or a CA of its chain is".into(),
+        CertificateError::Revoked => {
+            "is revoked by ca-crl.pem, or a CA in its chain is revoked".into()
+        }
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "is not signed by the CA in ca-cert.pem".into()
         }
@@ -133,7 +135,7 @@ fn certificate(error: &CertificateError) -> String {
         }
         CertificateError::Other(OtherError(why)) => match why.downcast_ref() {
             Some(webpki::Error::CaUsedAsEndEntity) => {
-                "is a CA certificate (basic constraints), not one for a client or a server".into()
+                "is a CA certificate (basic constraints), not a client or server certificate".into()
             }
             Some(why) => format!("is refused: {}", words(&format!("{why:?}"))),
             None => format!("is refused: {why}"),
@@ -146,14 +148,12 @@ fn certificate(error: &CertificateError) -> String {
 pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     match (error.kind() == UNKNOWN, raw_keys) {
         (false, _) => error,
-        (true, true) => {
-            "the client does not know the key of this server: its server-key differs".into()
-        }
+        (true, true) => "the client's server-key does not match the key of this server".into(),
         (true, false) => "the client does not accept the certificate of this server".into(),
     }
 }
 
-/// Describes an alert from the peer for an end with raw keys or with certificates. For raw keys,
+/// Describes an alert from the peer for an end that uses raw keys or certificates. For raw keys,
 /// includes our own key, if known.
 pub(crate) fn alert_text(
     alert: AlertDescription,
@@ -171,14 +171,14 @@ fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> 
     let what = match alert {
         AlertDescription::CertificateExpired => "our certificate has expired, or is not valid yet",
         AlertDescription::CertificateRevoked => {
-            "our certificate is revoked, or a CA of its chain is"
+            "our certificate is revoked, or a CA in its chain is revoked"
         }
-        // The second alert answers a certificate from another CA with the same name.
+        // `DecryptError` is sent if a different CA with the same name signed the certificate.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "our certificate is not signed by the CA that the peer trusts"
         }
         AlertDescription::CertificateRequired => "the peer requires a certificate or key",
-        // The first alert is sent by peers of version 0.1.
+        // `AccessDenied` is sent by peers of version 0.1.
         AlertDescription::AccessDenied | AlertDescription::CertificateUnknown if raw_keys => {
             UNKNOWN
         }
@@ -207,14 +207,16 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ),
         (
             "our certificate is not for this use",
-            "make client-cert.pem with clientAuth (certtool: tls_www_client)",
+            "issue client-cert.pem with the extended key usage clientAuth \
+             (certtool: tls_www_client)",
         ),
         (
             "is not for this use",
-            "make server-cert.pem at the server with serverAuth (certtool: tls_www_server)",
+            "issue server-cert.pem at the server with the extended key usage serverAuth \
+             (certtool: tls_www_server)",
         ),
         ("our certificate is revoked", "get a new client-cert.pem and client-key.pem"),
-        ("by the CA that the peer trusts", "use the CA of the server for client-cert.pem"),
+        ("by the CA that the peer trusts", "have the server's CA sign client-cert.pem"),
         ("requires a certificate or key", "set tls-dir, or key-file and server-key"),
         (
             "not known to the peer",
@@ -223,7 +225,10 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ("has expired", "renew server-cert.pem at the server, and check the clocks of both hosts"),
         ("is not valid yet", "check the clocks of both hosts"),
         ("revoked by ca-crl.pem", "get a new server-cert.pem for the server"),
-        ("has no list in ca-crl.pem", "append a list of that CA to ca-crl.pem (it may be empty)"),
+        (
+            "has no list in ca-crl.pem",
+            "append that CA's revocation list to ca-crl.pem (the list may be empty)",
+        ),
         (
             "ca-crl.pem cannot be used",
             "replace ca-crl.pem with a list signed by the CA in ca-cert.pem (crl_signing_key)",
@@ -250,7 +255,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
         (
             "during the TLS handshake",
             "check that the server listens there on tls://, and that both ends use certificates \
-             (tls-dir) or both keys (key-file); see its log",
+             (tls-dir) or both use keys (key-file); see the server's log",
         ),
         ("use tls://", "connect with tls://"),
     ];

@@ -2,7 +2,8 @@
 //!
 //! The handshake ends when both ends are authenticated and the first message inside TLS is
 //! complete: the client sends its request together with its last flight, and the server has read
-//! it. From then on, the shard encrypts and decrypts records itself, with the keys in [`Session`].
+//! the request. From then on, the shard encrypts and decrypts records itself, with the keys in
+//! [`Session`].
 
 use std::fmt;
 use std::sync::Arc;

@@ -255,8 +255,8 @@ impl Clients {
 /// Names in access lists that look like a wildcard, but are not.
 pub const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
 
-/// Returns the reason why a client must not have this name: access lists would give it a different
-/// meaning.
+/// Returns the reason why a client must not have this name: access lists would give the name a
+/// different meaning.
 fn reserved(name: &str) -> Option<&'static str> {
     let is = |word: &str| name.eq_ignore_ascii_case(word);
     if is("anyone") || is("kernel") {

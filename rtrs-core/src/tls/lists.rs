@@ -4,7 +4,7 @@
 //! fail; of two lists from the same CA, only the first would be used. Such files are therefore
 //! refused when they are read. Files that may be correct cause only a warning: a list from a CA
 //! that is not known here, since peers may present that CA; a CA without a list; a list that has
-//! expired, or is older than the one in use.
+//! expired, or is older than the list in use.
 
 use std::path::PathBuf;
 
@@ -448,7 +448,7 @@ mod tests {
         let warned = |list: &str| read(&dir, list).unwrap().file_warnings().join("; ");
         let text = warned(&(own.clone() + &foreign));
         assert!(text.contains("a list of the CA \"other CA\", which is not in"), "{text}");
-        // A new CA is added to the old one.
+        // A new CA is added to the old CA.
         fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
         let text = warned(&own);
         assert!(text.contains("no list of the CA \"other CA\", which is in ca-cert"), "{text}");

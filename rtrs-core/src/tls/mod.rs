@@ -10,13 +10,23 @@
 //! record keys, which `fabric/iwarp/tls.rs` uses from then on. Sockets stay on the shard, so a slow
 //! peer occupies no thread, and the computations of a handshake do not delay the shard.
 //!
-//! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
-//! commands for keys · `config.rs` rustls configurations · `sources.rs` the files behind them ·
-//! `raw.rs` checks of raw keys · `names.rs` the name in a certificate · `own.rs` checks of the
-//! local files · `dates.rs` dates as text · `lists.rs` revocation lists · `revocation.rs` verifiers
-//! that check whole chains against them · `credential.rs` the local credential · `proof.rs` proofs
-//! of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `error.rs`
-//! unusable files and keys · `explain.rs` readable errors.
+//! - `files.rs`: reading files
+//! - `keys.rs`: raw keys and the list of clients
+//! - `command.rs`: the commands for keys
+//! - `config.rs`: rustls configurations
+//! - `sources.rs`: the files behind the configurations
+//! - `raw.rs`: checks of raw keys
+//! - `names.rs`: the name in a certificate
+//! - `own.rs`: checks of the local files
+//! - `dates.rs`: dates as text
+//! - `lists.rs`: revocation lists
+//! - `revocation.rs`: verifiers that check whole chains against the lists
+//! - `credential.rs`: the local credential
+//! - `proof.rs`: proofs of paths without TLS
+//! - `handshake.rs`: one handshake
+//! - `workers.rs`: the threads
+//! - `error.rs`: unusable files and keys
+//! - `explain.rs`: readable errors
 
 mod command;
 mod config;

@@ -47,7 +47,7 @@ pub(super) fn name_of(chain: &[CertificateDer<'_>], roots: &[TrustAnchor<'_>]) -
 }
 
 /// Returns the constraints of the CAs that may belong to a chain. A CA that cannot be parsed is
-/// treated as one with constraints on other forms.
+/// treated as a CA with constraints on other forms.
 fn constraints(
     first: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],

@@ -58,15 +58,15 @@ impl TlsServerConfig {
         self.sources.warnings(UnixTime::now())
     }
 
-    /// Returns a message for each revocation list that is older than the previous one.
+    /// Returns a message for each revocation list that is older than the previous list.
     #[must_use]
     pub fn older_lists_than(&self, before: &Self) -> Vec<String> {
         self.sources.lists.older_than(&before.sources.lists)
     }
 
-    /// Like [`Self::check_own`], for files that are reread. The certificate already in use is not
-    /// refused, because otherwise no client could be revoked once that certificate has expired.
-    /// Returns the problem with that certificate, if there is one.
+    /// Checks like [`Self::check_own`], for files that are reread. The certificate already in use
+    /// is not refused, because otherwise no client could be revoked once that certificate has
+    /// expired. Returns the problem with that certificate, if there is one.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file.

@@ -7,7 +7,7 @@
 //! certificate, because only one key has signed that certificate.
 //!
 //! A CA in `ca-cert.pem` is trusted regardless of the chain, so lists never apply to it during
-//! verification; `lists.rs` finds those that other CAs in the file have revoked.
+//! verification; `lists.rs` finds the CAs that other CAs in the file have revoked.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use rustls::{
     client::VerifierBuilderError,
 };
 
-/// Verifier of a peer's own certificate, and verifier of the CAs between that and the root.
+/// Verifier of a peer's own certificate, and verifier of the CAs between that certificate and the
+/// root.
 #[derive(Debug)]
 struct Verifiers<V: ?Sized> {
     leaf: Arc<V>,

@@ -36,7 +36,7 @@ impl Sources {
         };
         Self {
             certificate: certificate.map(|certificate| (certificate, files.chain_path.clone())),
-            // The CAs of `ca-cert.pem` may be only those of the other end.
+            // The CAs of `ca-cert.pem` may be only the CAs of the other end.
             is_named: name_of(&files.chain, &[]).is_some(),
             files: vec![
                 ("ca-cert.pem", hash(&mut files.ca.iter().map(AsRef::as_ref))),

@@ -249,10 +249,10 @@ fn raw_keys_identify_both_ends() {
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     let (_, at_server) = handshake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
-    // Either the server is not the pinned one, or the client is unknown.
+    // Either the server is not the pinned server, or the client is unknown.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
     let text = failure(handshake(&pinned, &known).1);
-    assert_eq!(text, "the client does not know the key of this server: its server-key differs");
+    assert_eq!(text, "the client's server-key does not match the key of this server");
     let text = failure(handshake(&pinned, &known).0);
     let (got, expected) = (server.public().fingerprint(), other.public().fingerprint());
     let why = format!("the peer's key is not known here: got {got}, expected {expected}");

@@ -93,7 +93,7 @@ impl<J, T> Queue<J, T> {
     }
 }
 
-/// TLS state shared by all shards of a process. Its threads exit when it is dropped.
+/// TLS state shared by all shards of a process. The threads exit when this state is dropped.
 pub struct TlsEndpoint {
     role: RwLock<Role>,
     queue: Arc<(Mutex<Queue>, Condvar)>,
@@ -153,7 +153,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// Returns the differences between a configuration and a server's current one.
+    /// Returns the differences between a configuration and a server's current configuration.
     pub fn changes_to(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {
             Role::Server(before) => config.changes_since(before),
@@ -161,8 +161,8 @@ impl TlsEndpoint {
         }
     }
 
-    /// Checks whether a configuration that was reread can replace a server's current one. Returns
-    /// the problem with its certificate, if that certificate is the one in use.
+    /// Checks whether a configuration that was reread can replace a server's current configuration.
+    /// Returns the problem with its certificate, if that certificate is in use.
     ///
     /// # Errors
     /// Returns a [`TlsConfigError`] that names the file.

@@ -1,10 +1,10 @@
 //! Starts and runs the server from a validated plan.
 //!
-//! Defines [`serve`], the binary's last call: it opens the exports, starts a thread per shard,
-//! opens the control socket, prints the addresses, and runs until a signal or a drain ends it. Each
-//! thread creates its own ring, providers and engine; if any shard fails, the others are stopped
-//! and the error is returned. With `user`, the server switches to that user after it has begun to
-//! listen and before it serves any client.
+//! Defines [`serve`], the last function that the binary calls: it opens the exports, starts a
+//! thread per shard, opens the control socket, prints the addresses, and runs until a signal or a
+//! drain ends it. Each thread creates its own ring, providers and engine; if any shard fails, the
+//! others are stopped and the error is returned. With `user`, the server switches to that user
+//! after it has begun to listen and before it serves any client.
 
 use std::fs;
 use std::io::{self, Read};
@@ -62,8 +62,8 @@ const WRITERS_MAX: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
-/// that cannot be listened on, [`ErrorKind::InUse`] for the control socket, [`ErrorKind::System`]
-/// for system errors and for an incomplete drain.
+/// that cannot be listened on, [`ErrorKind::InUse`] if the control socket is in use,
+/// [`ErrorKind::System`] for system errors and for an incomplete drain.
 pub fn serve(plan: &Plan, reread: Reread) -> Result<(), Error> {
     run_server(plan, |source| source, reread)
 }
@@ -77,7 +77,7 @@ pub fn serve_over(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<(), Error> {
-    // An export that is opened later would lack the layer.
+    // Missing exports stop the start, because an export that is opened later would lack the layer.
     let mut plan = plan.clone();
     plan.settings.on_missing = OnMissing::Refuse;
     let same = plan.clone();
@@ -94,7 +94,7 @@ fn run_server(
     user.iter().try_for_each(|user| user.prepare(set))?;
     let _log = log_to_stderr(&set.log, set.log_format)
         .map_err(failed(ErrorKind::System, "cannot start the logging thread"))?;
-    // Collected as root, who can read all files.
+    // Collect the warnings while still root, which can read all files.
     let warnings = warnings(set);
     open_files::prepare(set, set.shards.count());
     let Opened { sources, state, opener, exports, failures } =
@@ -110,7 +110,8 @@ fn run_server(
     exports.set_access(ServerAccess::new(set).policy());
     let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot handle signals"))?;
 
-    // Dropped last: waits until all events are written.
+    // The thread guard is dropped after the sources of events, and waits until all events are
+    // written.
     let (audit, _audit_thread) = audit::start(set)?;
     let setup = Arc::new(Setup {
         params,
@@ -166,7 +167,7 @@ struct Opened {
     failures: Vec<(ExportSpec, OpenError)>,
 }
 
-/// Opens the exports of the settings, each with the layer `over` its block source.
+/// Opens the exports of the settings, wrapping the block source of each with `over`.
 fn open_exports(
     set: &Settings,
     user: Option<&RunAs>,
@@ -175,7 +176,8 @@ fn open_exports(
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    // Root opens the targets, and switching to the user waits for all threads.
+    // Targets are opened as root. Switching to the user waits for all threads, so no attempt may
+    // still be running then.
     let stalled = if user.is_some() { Stalled::Refused } else { Stalled::Left };
     let Started { mut exports, failures } = open_all(set, &opener, stalled)?;
     for export in &mut exports {
@@ -217,7 +219,7 @@ fn watch_changes(
     changes
 }
 
-/// Portals of a server, with the sockets that report on it.
+/// Portals of a server, with the server's control and metrics sockets.
 struct Endpoints {
     portals: Vec<String>,
     control: Option<ServerControl>,
@@ -284,7 +286,7 @@ impl Signaled {
                 let thread = thread::Builder::new().name("reload".into());
                 let started = thread.spawn(move || {
                     socket.iter().for_each(SocketRenewal::renew);
-                    // A signal has no reply, and the error has been logged.
+                    // Nobody waits for a reply to a signal, and the error has been logged.
                     drop(changes.reload(Accepts::LostAccess));
                 });
                 if let Err(error) = started {
@@ -307,7 +309,7 @@ fn announce_start(
     warn(warnings);
     let lines = portals.iter().map(|portal| format!("listening on {portal}\n")).collect();
     if let Err(error) = announce(lines) {
-        // The server runs anyway.
+        // Not fatal: the server runs without this output.
         tracing::debug!("cannot print the portals: {error}");
     }
     manager.ready(&format!("listening on {}", portals.join(" ")));
@@ -395,7 +397,7 @@ pub(super) fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, E
     let set = &plan.settings;
     let depth = u32::from(set.queue_depth.get());
     let limits = Limits::new(depth, plan.chunk_bytes())
-        .map_err(failed(ErrorKind::Usage, "queue-depth and chunk-size cannot be used"))?;
+        .map_err(failed(ErrorKind::Usage, "queue-depth and chunk-size cannot be used together"))?;
     Ok(SessionParams {
         limits,
         always_invalidate: set.always_invalidate,

@@ -1,9 +1,10 @@
-//! Exports whose path now leads to a different file or device.
+//! Exports whose path now resolves to a different file or device.
 //!
-//! Once a second, a thread has unused exports reopened by path, each on its own thread, because
-//! targets can hang. Other threads do so before the first session opens an export ([`Examiner`]),
-//! so that no session starts on the old file. The backend examines the path's target
-//! (`backend/file/watch.rs`) on threads that may block; the wait for the result is bounded.
+//! Once a second, a thread reopens unused exports by path. Each export is reopened on its own
+//! thread, because targets can hang. Before the first session opens an export, the export is
+//! reopened in the same way ([`Examiner`]), so that no session starts using the old file. The
+//! backend examines the path's target (`backend/file/watch.rs`) on threads that may block; the wait
+//! for the result is bounded.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Weak};
@@ -20,12 +21,12 @@ use crate::engine::reply_to::ReplyTo;
 
 /// Interval between checks of all exports.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Maximum number of opens whose targets are examined at the same time.
+/// Maximum number of open requests whose targets are examined at the same time.
 const EXAMINED_MAX: usize = 64;
 /// Maximum number of exports being reopened at the same time.
 const REOPENED_MAX: usize = 64;
 
-/// An open that waits until the target has been examined.
+/// An open request that waits until the target has been examined.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     reply_to: ReplyTo,
@@ -33,7 +34,7 @@ struct Waiting {
     mode: OpenMode,
 }
 
-/// Sends opens to the thread that handles them.
+/// Sender of open requests to the thread that handles them.
 #[derive(Debug)]
 struct Opens(Sender<Waiting>);
 
@@ -43,8 +44,8 @@ impl Examiner for Opens {
     }
 }
 
-/// Starts the threads, which end soon after the exports are dropped. Opens are sent through the
-/// returned examiner.
+/// Starts the threads, which end soon after the exports are dropped. Open requests are sent through
+/// the returned examiner.
 pub(super) fn watch(
     changes: &Arc<Changes>,
     control: ControlShard,
@@ -79,8 +80,8 @@ fn look(changes: &Weak<Changes>) {
     }
 }
 
-/// Examines the targets of opens, each on its own thread, so that a hanging target does not delay
-/// others.
+/// Examines the targets of open requests, each on its own thread, so that a hanging target does not
+/// delay others.
 fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &ControlShard) {
     let running = Arc::new(());
     for open in inbox {
@@ -99,7 +100,7 @@ fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &Cont
     }
 }
 
-/// Examines the target of an open, and passes the open on to the control shard.
+/// Examines the target of an open request, then passes the request on to the control shard.
 fn examine(open: Waiting, changes: &Weak<Changes>, control: &ControlShard) {
     let Waiting { reply_to, name, mode } = open;
     let examined = changes

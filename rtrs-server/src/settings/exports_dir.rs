@@ -128,7 +128,7 @@ mod tests {
         let (found, warnings) = (files(&dir).unwrap(), warnings(&dir));
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!(warnings.len(), 2);
-        assert!(warnings[0].contains("d.yml is not read"), "{warnings:?}");
+        assert!(warnings[0].contains("d.yml is ignored"), "{warnings:?}");
         assert!(warnings[1].contains("b.yaml is empty"), "{warnings:?}");
         assert_eq!(found, [dir.join("a.yaml"), dir.join("b.yaml")]);
     }

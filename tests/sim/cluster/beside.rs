@@ -1,6 +1,7 @@
-//! Sessions alongside the one under load: a session that is being detached while the next client is
-//! already running under another name, a session that is refused write access, one whose host
-//! sleeps while the next client is running, and one that waits for exclusive access.
+//! Other sessions that run beside the session under load: a session that is being detached while
+//! the next client is already running under another name, a session that is refused write access, a
+//! session whose host sleeps while the next client is running, and a session that waits for
+//! exclusive access.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use super::super::host::{ClientHost, Inbox, Pace, session_config, take_arrived};
 use super::super::port::{Port, SharedFaults};
 use super::Cluster;
 
-/// Core of a session without users.
+/// Core of a session that has no users.
 #[derive(Debug)]
 struct IdleCore {
     core: ClientEngine,
@@ -32,7 +33,8 @@ impl IdleCore {
         earliest(self.core.deadline(), self.inbox.deadline())
     }
 
-    /// Runs one turn like the core's driver. Returns its messages, and whether anything happened.
+    /// Runs one turn, as the core's driver does. Returns the core's messages, and whether anything
+    /// happened.
     fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, ClientMessage)>, bool) {
         let Self { core, fabrics, inbox } = self;
         let mut busy = take_arrived(now, core, fabrics, inbox);
@@ -46,7 +48,7 @@ impl IdleCore {
     }
 }
 
-/// All sessions alongside the one under load.
+/// All sessions beside the session under load.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
     /// Sessions that are being detached.
@@ -59,10 +61,10 @@ pub(super) struct Beside {
     returned: Vec<IdleCore>,
     /// Session that waits for exclusive access on the new host of a virtual machine.
     target: Vec<IdleCore>,
-    /// Whether users of a client that is gone continue with the next one.
+    /// Whether the users of a departed client move to the next client.
     moves: bool,
-    /// Whether there have been any such sessions: registered memory then belongs to more than one
-    /// client.
+    /// Whether any of these sessions has existed. If so, registered memory may belong to more than
+    /// one client.
     pub(super) any: bool,
 }
 
@@ -76,7 +78,7 @@ impl Beside {
         self.all().fold(None, |at, core| earliest(at, core.deadline()))
     }
 
-    /// Ends the session that is refused write access, without closing it.
+    /// Drops the session that is refused write access, without detaching.
     pub(super) fn end_rival(&mut self) {
         self.rival.clear();
     }
@@ -88,7 +90,7 @@ impl Beside {
 }
 
 impl Cluster {
-    /// Takes the client away from its workloads, with all its IO in flight.
+    /// Separates the client from its workloads, with all its IO in flight.
     fn take_client(&mut self, now: Instant) -> Vec<IdleCore> {
         let mut cores = Vec::new();
         for mut host in std::mem::take(&mut self.client) {
@@ -189,12 +191,13 @@ impl Cluster {
         self.beside.target.clear();
     }
 
-    /// Makes the users of a client continue with the next one, like a virtual machine that moves.
+    /// Makes the users of a departed client move to the next client, as when a virtual machine
+    /// migrates.
     pub(in super::super) fn move_users(&mut self) {
         self.beside.moves = true;
     }
 
-    /// Whether every core of the new host has the device open, with whatever access.
+    /// Whether every core of the new host has the device open, in any access mode.
     pub(in super::super) fn is_target_open(&self) -> bool {
         let target = &self.beside.target;
         let is_open = |core: &IdleCore| core.core.device(DeviceIndex::FIRST).is_some();
@@ -202,7 +205,7 @@ impl Cluster {
     }
 
     /// Claims the device of the new host on all cores. Returns whether the server has granted
-    /// exclusive access, as far as each core knows.
+    /// exclusive access, according to each core's state.
     pub(in super::super) fn claim_target(&self) -> bool {
         let claim = |core: &IdleCore| {
             core.core.device(DeviceIndex::FIRST).is_some_and(|mut device| device.claim())
@@ -221,7 +224,7 @@ impl Cluster {
         self.wake_all();
     }
 
-    /// Makes the new host's session the one under load. There is no other client.
+    /// Makes the new host's session the one under load. There must be no other client.
     pub(in super::super) fn adopt_target(&mut self) {
         assert!(self.client.is_empty(), "the old host still runs");
         let works = std::mem::take(&mut self.works);

@@ -1,5 +1,6 @@
-//! A store shared by two gateways: blocks on a few OSDs, a lock, a blocklist that reaches the OSDs
-//! late, and the gateways' side of the protocol. Each write is checked as it takes effect.
+//! A store shared by two gateways: blocks on a few OSDs, a lock, and a blocklist that reaches the
+//! OSDs late. The gateways themselves are also modeled here. Each write is checked when it takes
+//! effect.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -52,7 +53,8 @@ pub(super) struct Store {
     lock: Option<Rados>,
     term: u64,
     last: u32,
-    /// Epoch of the latest map and, for each refused client, the epoch that first refuses it.
+    /// Epoch of the latest map and, for each refused client, the first epoch in which the client is
+    /// refused.
     map: u32,
     refused: BTreeMap<Rados, u32>,
     /// Map epoch of each OSD, and the updates in transit.
@@ -119,8 +121,8 @@ impl Store {
         self.refused.contains_key(&client)
     }
 
-    /// Advances the time. Returns whether any IO arrived; a violation found by a checker is an
-    /// error that ends the run.
+    /// Advances the time. Returns whether any IO arrived, or an error if a checker found a
+    /// violation.
     pub(super) fn advance(&mut self, now: Instant) -> Result<bool, Failure> {
         self.now = now;
         let osds = &mut self.osds;
@@ -165,7 +167,7 @@ impl Store {
         self.ended.push((from, Completion::new(io.tag, status), refused));
     }
 
-    /// Records an answered write. Fails if the write was not stored.
+    /// Records an acknowledged write. Fails if the write was not stored.
     pub(super) fn acked(&mut self, block: usize, value: u64) -> Result<(), Failure> {
         self.acked[block] = value;
         if self.blocks[block] == value {

@@ -55,7 +55,7 @@ pub(super) fn show(
         return Err(not_running(address.0));
     }
     output.print(&found, |found| match found.is_empty() && silent.is_empty() {
-        true => format!("no node runs in {}\n", dir.display()),
+        true => format!("no running node found in {}\n", dir.display()),
         false => text(found),
     })?;
     match silent.is_empty() {

@@ -28,7 +28,7 @@ impl Node {
         self.bind_for(UserId::NODE, port)
     }
 
-    /// Binds a port (0 for any). Its messages count toward the user's share of the memory.
+    /// Binds a port (0 for any). Messages of the port count toward the user's share of the memory.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -37,8 +37,8 @@ impl Node {
         self.ports.bind(user, port, Buffers { sndbuf, rcvbuf })
     }
 
-    /// Frees a port. Messages waiting for its reader are dropped. Messages sent from it are resent
-    /// at most once, over the current connection if one is up.
+    /// Frees a port. Messages waiting for the reader are dropped. Messages sent from the port are
+    /// resent at most once, over the current connection if one is up.
     pub fn close_socket(&mut self, id: SocketId) {
         let Some(closed) = self.ports.close(id) else { return };
         let Closed { inbox, map_changed, has_sent } = closed;
@@ -116,7 +116,8 @@ impl Node {
 
     /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has done its own
     /// checks may also send to a port that has become congested, or from a socket that has become
-    /// full. If the message has a cookie, it is returned to the socket, even after an error.
+    /// full. If the message has a cookie, the cookie is returned to the socket, even after an
+    /// error.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -215,8 +216,8 @@ impl Node {
         }
     }
 
-    /// Returns the congested ports of a peer, if it has ever sent a map; for the node's own
-    /// address, those of the node.
+    /// Returns the congested ports of a peer, if the peer has ever sent a map; for the node's own
+    /// address, the congested ports of the node.
     pub fn congestion(&self, peer: IpAddr) -> Option<&CongestionMap> {
         if peer == self.config.address {
             return Some(self.ports.congested());

@@ -28,7 +28,7 @@ pub(in crate::proto) enum Phase {
 /// Role that a lost link had in the connection to its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Lost {
-    /// An accepted connection that was to replace the current one.
+    /// An accepted connection that was to replace the current connection.
     Candidate,
     /// The current connection, or an attempt to establish it.
     Current {
@@ -68,7 +68,7 @@ pub(in crate::proto) struct Connection {
     candidate: Option<LinkId>,
     backoff: Backoff,
     last_attempt: Option<Instant>,
-    /// A connection has been up before, or the peer has requested one.
+    /// A connection has been up before, or the peer has requested a connection.
     was_up: bool,
     /// Time when the peer first became known, or when the last established connection was lost.
     since: Instant,
@@ -100,7 +100,7 @@ impl Connection {
         }
     }
 
-    /// Whether our address is the smaller one, so that we connect.
+    /// Whether this node's address is smaller than the peer's, so that this node connects.
     pub(in crate::proto) fn connects(&self) -> bool {
         self.connects
     }
@@ -117,7 +117,7 @@ impl Connection {
         }
     }
 
-    /// Returns an accepted connection that may replace the current one.
+    /// Returns an accepted connection that may replace the current connection.
     pub(in crate::proto) fn candidate(&self) -> Option<LinkId> {
         self.candidate
     }
@@ -174,7 +174,7 @@ impl Connection {
     }
 
     /// Returns the delay before an attempt that the peer has requested, or `None` to keep the
-    /// scheduled one: requests from a peer that cannot communicate must not undo the backoff.
+    /// scheduled attempt: requests from a peer that cannot communicate must not undo the backoff.
     pub(in crate::proto) fn delay_after_kick(&mut self, now: Instant) -> Option<Duration> {
         let earliest = self.last_attempt.map_or(now, |last| last + KICK_INTERVAL);
         (self.was_up, self.was_kicked) = (true, true);
@@ -185,7 +185,8 @@ impl Connection {
         }
     }
 
-    /// Records an established connection. Returns whether an earlier one had been established.
+    /// Records an established connection. Returns whether an earlier connection had been
+    /// established.
     pub(in crate::proto) fn established(&mut self, now: Instant, link: LinkId) -> bool {
         self.phase = Phase::Up(link);
         self.candidate = self.candidate.filter(|candidate| *candidate != link);
@@ -217,7 +218,7 @@ impl Connection {
         Lost::Current { was_up, successor: self.candidate.take(), trouble }
     }
 
-    /// Returns the links of the connection: the current one, and the candidate.
+    /// Returns the links of the connection: the current connection and the candidate.
     pub(in crate::proto) fn links(&self) -> impl Iterator<Item = LinkId> {
         let current = match self.phase {
             Phase::Up(link) | Phase::Connecting(link, _) => Some(link),

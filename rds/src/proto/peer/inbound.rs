@@ -9,11 +9,11 @@ const FORMER_MAX: usize = 8;
 /// The peer's run to which a map belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Run {
-    /// The known run, or the first one.
+    /// The known run, or the first run.
     Same,
     /// A different run: the peer has restarted.
     New,
-    /// An earlier run, while the known one is still connected: this connection is late.
+    /// An earlier run, while the known run is still connected: this connection is late.
     Former,
 }
 
@@ -22,7 +22,7 @@ pub(in crate::proto) enum Run {
 pub(in crate::proto) struct MapChange {
     /// Groups of ports that may have been cleared.
     pub(in crate::proto) cleared: u64,
-    /// The map differs from the previous one.
+    /// The map differs from the previous map.
     pub(in crate::proto) is_new: bool,
 }
 
@@ -100,8 +100,8 @@ impl Inbound {
         self.held + len + MESSAGE_COST <= memory
     }
 
-    /// Records the generation from a probe or the answer to one. Returns true if the peer has
-    /// restarted. The probe's sequence number and the one now expected already belong to the new
+    /// Records the generation from a probe or the answer to a probe. Returns true if the peer has
+    /// restarted. The probe's sequence number and the number now expected already belong to the new
     /// run.
     pub(in crate::proto) fn probed(&mut self, header: &Header) -> bool {
         let generation = Extensions::decode(&header.extensions).generation;
@@ -129,7 +129,7 @@ impl Inbound {
         if self.run(generation) { Run::New } else { Run::Same }
     }
 
-    /// Records the peer's generation. Returns true if it differs from the known one.
+    /// Records the peer's generation. Returns true if it differs from the known generation.
     fn run(&mut self, generation: u32) -> bool {
         let known = self.generation.replace(generation).filter(|known| *known != generation);
         self.former.retain(|former| *former != generation);

@@ -159,17 +159,18 @@ impl Outbound {
         filled
     }
 
-    /// Records that a message was acknowledged. Returns true if it is the first one.
+    /// Records that a message was acknowledged. Returns true for the first acknowledged message.
     pub(in crate::proto) fn acked(&mut self, message: &Message) -> bool {
         self.pongs -= usize::from(message.owner == Owner::Pong);
         !std::mem::replace(&mut self.is_synced, true)
     }
 
-    /// Takes back the messages of a lost connection. Returns those that will no longer be sent.
+    /// Takes back the messages of a lost connection. Returns the messages that will no longer be
+    /// sent.
     pub(in crate::proto) fn take_back(&mut self, lost: Vec<Message>) -> Vec<Message> {
         self.hold_until = None;
         let mut dropped = self.outbox.take_back(lost);
-        // The sender of a ping sends another one. A kernel asks only once for the number of
+        // The sender of a ping sends another ping. A kernel asks only once for the number of
         // connections.
         dropped.extend(self.outbox.remove(|m| m.owner == Owner::Pong && m.dport != PROBE_PORT));
         self.forget_pongs(&dropped);
@@ -197,8 +198,8 @@ impl Outbound {
         is_meant: impl Fn(&Message) -> bool + Copy,
         waiting: bool,
     ) -> Abandoned {
-        // Messages sent before would be sent a second time, and those behind them would leave a
-        // gap.
+        // Messages sent before would be sent a second time, and the messages behind them would
+        // leave a gap.
         let again = self.outbox.iter().any(|m| m.is_begun && is_meant(m));
         let drops = waiting || link.is_none() || again;
         let dropped = self.outbox.remove(|m| drops && is_meant(m));

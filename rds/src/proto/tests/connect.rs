@@ -75,7 +75,7 @@ fn a_larger_node_keeps_asking_until_the_smaller_one_answers() {
     assert_eq!(net.read(1, reader), [(3000, b"hi".to_vec())]);
 }
 
-/// The smaller node has lost a connection that looks intact to the larger one.
+/// The smaller node has lost a connection that looks intact to the larger node.
 #[test]
 fn a_new_connection_replaces_an_intact_one() {
     let mut net = Net::new(&[1, 5]);
@@ -357,7 +357,7 @@ fn connections_that_carry_nothing_back_off() {
 /// NAT may reorder the addresses: then both nodes believe that they are smaller, or both larger.
 #[test]
 fn nodes_that_disagree_about_their_order_back_off() {
-    // The nodes' own addresses, and the address of the first node as the second one sees it.
+    // The nodes' own addresses, and the address of the first node as the second node sees it.
     for [first, second, translated] in [[1, 5, 9], [9, 5, 1]] {
         let mut nodes = [Net::node(first, 1), Net::node(second, 1)];
         let sees = [second, translated];

@@ -3,7 +3,8 @@
 use super::*;
 use crate::wire::CongestionMap;
 
-/// Connected nodes 1 and 5, with a socket on port 3000 of node 1 and one on port 4000 of node 5.
+/// Connected nodes 1 and 5, with a socket on port 3000 of node 1 and a socket on port 4000 of node
+/// 5.
 fn connected() -> (Net, SocketId, SocketId) {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
@@ -213,7 +214,7 @@ fn a_closed_socket_sends_pending_messages_at_most_once() {
     assert_eq!(net.read(5, reader), [(3000, b"next".to_vec())]);
 }
 
-/// Messages queued behind one that is not resent are not sent either.
+/// Messages queued behind a message that is not resent are not sent either.
 #[test]
 fn messages_of_a_closed_socket_arrive_without_gaps() {
     for is_noticed in [true, false] {

@@ -14,7 +14,7 @@ fn node(last: u8, life: u32, paths: usize) -> Node {
     Node::new(config)
 }
 
-/// Nodes 1 and 5 with these numbers of paths, and sockets that send from one to the other.
+/// Nodes 1 and 5 with these numbers of paths, and sockets that send from one node to the other.
 struct Pair {
     net: Net,
     from: u8,
@@ -268,7 +268,7 @@ fn paths_beyond_the_limit_are_refused() {
 }
 
 /// A connection for a second path reaches a peer that has restarted with only one path. The peer
-/// mistakes the connection for its only one, and repeats messages on the next connection.
+/// mistakes the connection for its only connection, and repeats messages on the next connection.
 #[test]
 fn a_peer_with_fewer_paths_repeats_messages_on_another_connection() {
     let mut node = node(1, 1, 8);
@@ -308,7 +308,7 @@ fn a_peer_with_fewer_paths_repeats_messages_on_another_connection() {
     assert_eq!(std::iter::from_fn(|| node.receive(reader)).count(), 1);
 }
 
-/// Maps on other paths can be older than one on the first path.
+/// Maps on other paths can be older than a map on the first path.
 #[test]
 fn maps_count_only_on_the_first_path() {
     let mut node = node(5, 1, 8);

@@ -85,8 +85,8 @@ fn a_connection_starts_with_the_map_and_a_probe() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.send(id, b"hi!!");
-    // Until the probe is acknowledged, the peer may mistake our sequence numbers for those of a
-    // previous run.
+    // Until the probe is acknowledged, the peer may mistake our sequence numbers for the numbers of
+    // a previous run.
     let first = played.output(false);
     assert_eq!(first.len(), 2);
     let (map, probe) = (&first[0], &first[1]);

@@ -1,5 +1,5 @@
-//! Connections between nodes with the properties of TCP: each system holds bytes in transit, and
-//! sees the end of a connection after the bytes before it.
+//! Connections between nodes with the properties of TCP: each host's network stack buffers bytes in
+//! transit, and reports the end of a connection only after all earlier bytes.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -15,19 +15,19 @@ pub(super) type EndId = (ConnId, usize);
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) host: usize,
-    /// Run of the node to which the end belongs.
+    /// Number of the node's run: each restart of the node begins a new run.
     pub(super) life: u32,
     /// Link number on the node; None until the node has accepted the end.
     pub(super) link: Option<LinkId>,
-    /// Bytes written that have not reached the other system.
+    /// Bytes written that have not reached the other host.
     pub(super) out: VecDeque<u8>,
-    /// Bytes that have reached this system but have not been read.
+    /// Bytes that have reached this host but have not been read.
     pub(super) inbox: VecDeque<u8>,
-    /// Total bytes sent by this end that the other system has received.
+    /// Total bytes sent by this end that the other host has received.
     pub(super) acked: u64,
     /// Whether any byte of this end was read.
     pub(super) was_read: bool,
-    /// Whether the connection ends after the bytes in the inbox.
+    /// Whether the end of the connection follows the bytes in the inbox.
     pub(super) ends: bool,
     /// Whether the node has closed this end or stopped.
     pub(super) closed: bool,
@@ -46,7 +46,8 @@ pub(super) struct Net {
 }
 
 impl Net {
-    /// Connects a node (with its run and link number) to the system of another node (with its run).
+    /// Connects a node (with its run and link number) to another node's host (with that node's
+    /// run).
     pub(super) fn connect(&mut self, from: (usize, u32, LinkId), to: (usize, u32)) {
         self.next += 1;
         let id = self.next;
@@ -107,7 +108,7 @@ impl Net {
         others.into_iter().filter_map(|id| self.end(id).map(|end| (end.host, end.life))).collect()
     }
 
-    /// Moves up to `count` written bytes from one end to the other system, as far as the window
+    /// Moves up to `count` written bytes from one end to the other host, as far as the window
     /// allows. Returns how many are left.
     pub(super) fn move_bytes(&mut self, (conn, side): EndId, count: usize, window: usize) -> usize {
         let Some(ends) = self.conns.get_mut(&conn) else { return 0 };
@@ -138,7 +139,7 @@ impl Net {
         }
     }
 
-    /// Breaks a connection: no more bytes pass.
+    /// Breaks a connection: no more bytes are transferred.
     pub(super) fn break_conn(&mut self, conn: ConnId) {
         for end in self.conns.get_mut(&conn).into_iter().flatten() {
             end.broken = true;
@@ -146,7 +147,7 @@ impl Net {
         }
     }
 
-    /// Terminates one end of a connection, after the bytes that have arrived. Returns its node.
+    /// Ends the connection at one end, after the bytes already received. Returns that end's node.
     pub(super) fn finish(&mut self, id: EndId) -> Option<usize> {
         let end = self.end(id).filter(|end| !end.closed)?;
         (end.ends, end.broken) = (true, true);
@@ -160,7 +161,8 @@ pub(super) fn other((conn, side): EndId) -> EndId {
     (conn, 1 - side)
 }
 
-/// Takes bytes off the front in one block: most bytes in a run are moved this way.
+/// Takes bytes off the front in one copy, because most of the simulated traffic passes through
+/// here.
 pub(super) fn take(queue: &mut VecDeque<u8>, count: usize) -> Vec<u8> {
     let (first, second) = queue.as_slices();
     let from_first = count.min(first.len());

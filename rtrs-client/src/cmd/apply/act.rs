@@ -22,7 +22,7 @@ pub(super) struct Allowed {
     pub(super) reattach: bool,
     /// Detach sessions even if they are in use.
     pub(super) force: bool,
-    /// Time allowed for the running IO of detached sessions, in milliseconds.
+    /// Time allowed for IO in flight of detached sessions, in milliseconds.
     pub(super) within_ms: u64,
     /// Time for which an attach is retried.
     pub(super) retry_for: Within,
@@ -107,9 +107,9 @@ fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
     })
 }
 
-/// Makes the changes and lists those that were made. Paths are added before others are removed, and
-/// a connected path is removed only once an added path is connected, because an added address may
-/// be wrong.
+/// Makes the changes and lists the changes that were made. Paths are added before others are
+/// removed, and a connected path is removed only once an added path is connected, because an added
+/// address may be wrong.
 fn change_in_order(
     session: &Session,
     task: &Task,
@@ -189,9 +189,9 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
     ended.verdict(&session.name)
 }
 
-/// Whether a volume that shares its running session cannot be reattached alone. It can if it leaves
-/// a session whose log belongs to a different volume, or returns with changes only to its own
-/// settings, unless all volumes need a new session.
+/// Whether a volume that shares its running session cannot be reattached alone. A volume can be
+/// reattached alone if it leaves a session whose log belongs to a different volume, or returns with
+/// changes only to its own settings, unless all volumes need a new session.
 pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status, all_ended: bool) -> bool {
     if status.session != wanted.plan.session.session_name {
         return status.log == status.name;
@@ -200,7 +200,7 @@ pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status, all_ended
     all_ended || !offline.all(|one| OF_ADDED.contains(&one.setting.as_str()))
 }
 
-/// Whether neither a volume nor the others that share its session can serve IO again.
+/// Whether neither a volume nor the other volumes that share its session can serve IO again.
 pub(super) fn have_all_ended(status: &Status, sharers: &[Session]) -> bool {
     let has_ended = |status: &Status| status.needs_new_session().is_some();
     let other_has = |other: &Session| other.status().is_ok_and(|status| has_ended(&status));
@@ -220,7 +220,8 @@ pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Err
 }
 
 /// Error for reattaching a volume without the others that share its session. The file does not list
-/// those volumes with this one; otherwise all would have been detached together ([`super::renew`]).
+/// those volumes with this volume; otherwise all would have been detached together
+/// ([`super::renew`]).
 fn not_alone(status: &Status) -> Error {
     let text = format!(
         "cannot reattach the volume alone: the file does not list the other volumes of its session \

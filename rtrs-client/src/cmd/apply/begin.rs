@@ -12,7 +12,8 @@ use crate::cmd::session::Session;
 use crate::error::{Error, ErrorKind};
 use crate::volumes::difference::{Action, Found, Wanted};
 
-/// Volumes with which a session was started, by name, and the errors of those not attached.
+/// Volumes with which a session was started, by name, and the errors of volumes that were not
+/// attached.
 pub(super) type Started = BTreeMap<String, Result<(), Error>>;
 
 impl Group<'_> {

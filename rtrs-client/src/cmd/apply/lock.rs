@@ -18,7 +18,7 @@ const FILE: &str = "apply.lock";
 pub(super) struct Lock(File);
 
 impl Lock {
-    /// Waits for the lock, and prints a remark when it has to.
+    /// Waits for the lock, and prints a remark if another `apply` holds it.
     ///
     /// # Errors
     /// Fails with [`ErrorKind::InUse`] when another `apply` takes too long.

@@ -42,7 +42,7 @@ const STDIN_BYTES_MAX: u64 = 1 << 20;
 /// The file, and the sessions that it is compared with.
 #[derive(Debug, Args)]
 pub struct FileArgs {
-    /// Read sessions and volumes from this YAML file; - reads from stdin
+    /// Read sessions and volumes from this YAML file, or from stdin if FILE is -
     ///
     /// configs/volumes.yaml in the source tree is an example.
     #[arg(short, long, value_name = "FILE")]
@@ -50,8 +50,8 @@ pub struct FileArgs {
 
     /// Also detach sessions that the file does not list
     ///
-    /// Affects only sessions of this run directory. A session that is in use is not detached: its
-    /// device is mounted or open, or NBD clients are connected.
+    /// Affects only sessions of this run directory. A session is not detached while its device is
+    /// mounted or open, or while NBD clients are connected.
     #[arg(long)]
     pub prune: bool,
 }
@@ -59,7 +59,7 @@ pub struct FileArgs {
 /// The arguments of `diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// The file.
+    /// Options for the file.
     #[command(flatten)]
     pub file: FileArgs,
 }
@@ -67,33 +67,34 @@ pub struct DiffArgs {
 /// The arguments of `apply`.
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
-    /// The file.
+    /// Options for the file.
     #[command(flatten)]
     pub file: FileArgs,
 
     /// Print what would be done and change nothing
     ///
-    /// Like diff, except for the exit code: 1 only if a session cannot be changed to match the
+    /// Similar to diff, but the exit code is 1 only if a session cannot be changed to match the
     /// file.
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Reattach sessions whose settings cannot change while they run
+    /// Reattach sessions whose settings cannot change while the session is running
     ///
-    /// This interrupts their IO. A session that is in use is not detached: its device is mounted or
-    /// open, or NBD clients are connected. Without this option, they are reported and left alone.
+    /// This interrupts the IO of these sessions. A session is not detached while its device is
+    /// mounted or open, or while NBD clients are connected. Without this option, sessions that need
+    /// a reattach are only reported.
     #[arg(long)]
     pub reattach: bool,
 
     /// With --reattach or --prune, detach sessions even if in use; unwritten data is lost
     ///
-    /// Like detach --force: the IO of their users fails, and NBD connections are closed.
+    /// Like detach --force: IO in flight fails, and NBD connections are closed.
     #[arg(long)]
     pub force: bool,
 
-    /// Wait at most TIME (unit required, e.g. 5s) for running IO of detached sessions [default: 5s]
+    /// Wait at most TIME (unit required, e.g. 5s) for IO in flight when detaching [default: 5s]
     ///
-    /// At most 10m; 0 does not wait. Also applies to paths that are removed.
+    /// At most 10m; 0 means no wait. Also applies to paths that are removed.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 
@@ -105,7 +106,7 @@ pub struct ApplyArgs {
 
     /// Exit with 3 if sessions were changed, and with 0 only if there was nothing to change
     ///
-    /// For configuration management. With --dry-run, 3 means that sessions would be changed.
+    /// Useful for configuration management. With --dry-run, 3 means that sessions would be changed.
     #[arg(long)]
     pub detailed_exitcode: bool,
 }
@@ -159,7 +160,7 @@ impl Row {
 struct Outcome {
     result: Option<&'static str>,
     error: Option<Error>,
-    /// Action determined again, if handling earlier volumes may have changed it.
+    /// Re-evaluated action, if handling earlier volumes may have changed the action.
     now: Option<Task>,
 }
 
@@ -358,7 +359,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     Ok((without_bom(text), "stdin".to_owned()))
 }
 
-/// Plans for the volumes in the file. Those of the same session are adjacent.
+/// Plans for the volumes in the file. Plans of the same session are adjacent.
 fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
@@ -435,7 +436,7 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
     let found = sessions::find_with_left(&run_dir, global.output)?;
     let name_of = |wanted: &Wanted| wanted.plan.session.name.clone();
     let listed: Vec<String> = wanted.iter().map(name_of).collect();
-    // A dead session's name may be truncated, like that of its socket.
+    // A dead session's name may be truncated, like the name of its socket.
     let is_listed = |answer: &Answer| {
         let socket = run_dir.control_socket(answer.name());
         listed.iter().any(|name| name == answer.name() || run_dir.control_socket(name) == socket)

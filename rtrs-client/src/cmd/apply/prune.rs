@@ -21,7 +21,7 @@ const AT_ONCE: usize = 16;
 /// Purpose of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The actions follow.
+    /// The actions are performed afterwards.
     Act,
     /// Only the differences matter, not whether the actions would be refused.
     Compare,
@@ -38,7 +38,7 @@ fn pruned(items: &[Item]) -> Vec<String> {
     items.iter().filter(|item| is_pruned(item)).map(|item| item.name.clone()).collect()
 }
 
-/// For sessions that are in use, records the error that the detach would return.
+/// Records, for sessions that are in use, the error that the detach would return.
 pub(super) fn foresee_refusals(items: &mut [Item], global: &GlobalArgs) {
     let errors = at_once(&pruned(items), AT_ONCE, |name| refusal(name, global).err());
     for (item, error) in items.iter_mut().filter(|item| is_pruned(item)).zip(errors) {

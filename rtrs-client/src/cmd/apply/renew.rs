@@ -25,11 +25,12 @@ pub(super) enum Renewal {
     /// The session has ended. IO of these volumes was cut off.
     Ended { cut_off: BTreeMap<String, Error> },
     /// The session continues, because a volume cannot be detached. IO of volumes that were detached
-    /// before it may have been cut off.
+    /// before that volume may have been cut off.
     Refused { why: String, cut_off: BTreeMap<String, Error> },
 }
 
-/// Ends the session of a group whose volumes must all be reattached, if the file lists all of them.
+/// Ends the session of a group whose volumes must all be reattached, if the file lists all these
+/// volumes.
 pub(super) fn renew(group: &Group<'_>) -> Renewal {
     match sharers(group) {
         Ok(None) => Renewal::NotNeeded,

@@ -1,5 +1,5 @@
-//! The route of packets to an address, as reported by the kernel over netlink (`RTM_GETROUTE`,
-//! `RTM_GETLINK`). The answer is available when `send` returns, so nothing here waits.
+//! The route to an address, as reported by the kernel over netlink (`RTM_GETROUTE`, `RTM_GETLINK`).
+//! The answer is available when `send` returns, so nothing here waits.
 
 use std::io;
 use std::net::{self, IpAddr};
@@ -13,7 +13,7 @@ use netlink_sys::{Socket, SocketAddr};
 
 /// Buffer size: large enough for an interface with all its attributes.
 const ANSWER_MAX: usize = 64 * 1024;
-/// Maximum number of messages: an answer, its acknowledgment, and some to spare.
+/// Maximum number of messages: an answer, its acknowledgment, and a margin.
 const ANSWERS_MAX: usize = 8;
 
 /// Route to a peer.
@@ -91,7 +91,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the route to `remote`, from `local` if given. The port has no effect.
+/// Returns the route to `remote`, from `local` if given. The port is ignored.
 ///
 /// # Errors
 /// Fails with the kernel's error, such as ENETUNREACH if there is no route.

@@ -1,9 +1,9 @@
-//! Types whose values are one of a few words.
+//! Enumerated setting types, whose values are keywords.
 //!
-//! [`choices!`](crate::choices!) declares such a type with its words;
-//! [`text_values!`](crate::text_values!) makes types that have a text form usable in files.
-//! [`Switch`] and [`AutoSwitch`] are the choices that both daemons share. `true` and `yes` mean
-//! `on`; `false` and `no` mean `off`.
+//! [`choices!`](crate::choices!) declares such a type with its keywords.
+//! [`text_values!`](crate::text_values!) makes types with a text form available to settings files.
+//! [`Switch`] and [`AutoSwitch`] are used by both daemons. `true` and `yes` mean `on`; `false` and
+//! `no` mean `off`.
 
 use clap::Arg;
 
@@ -61,13 +61,13 @@ impl Field for bool {
 }
 
 crate::choices! {
-    /// `on`, `off`, or `auto`, which lets the program decide.
+    /// `on`, `off`, or `auto`, which selects automatically.
     #[derive(Default)]
     pub enum AutoSwitch as "switch" {
-        /// The program decides.
+        /// Selected automatically.
         #[default]
         Auto = "auto",
-        /// Switched on; an error if that is impossible.
+        /// Switched on; an error if unsupported.
         On = "on" | "true" | "yes",
         /// Switched off.
         Off = "off" | "false" | "no",

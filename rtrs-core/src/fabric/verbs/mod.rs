@@ -7,17 +7,26 @@
 //! which report the outcome in a message. docs/explanation/fabric.md ("Calls of RDMA drivers") says
 //! which calls stay on the shard, and why.
 //!
-//! A device may be removed while it is in use. Its connections end, a shard's state for it is freed
-//! with the last connection, and the context with the last domain. Listening addresses are retried
-//! until a device has them.
+//! A device may be removed while it is in use. The device's connections then end. Each shard frees
+//! its state for the device when the last connection has ended, and the context is freed with the
+//! last domain. Listening on an address is retried until a device has that address.
 //!
-//! `options.rs` options · `info.rs` devices of the host · `hint.rs` errors with hints · `device.rs`
-//! shared state, a shard's queues · `devices.rs` a shard's devices · `sources.rs` other sources of
-//! events · `listener.rs` listening addresses · `domain.rs` `regions.rs` memory · `conn.rs` one
-//! connection · `turn.rs` inputs of a turn · `ending.rs` closing connections, dispatching
-//! completions · `teardown.rs` blocking calls of closing · `dreq.rs` unconfirmed disconnects ·
-//! `reaper.rs` threads for blocking calls · `windows.rs` tests of memory windows · `sys/` library
-//! calls, and all unsafe code.
+//! - `options.rs`: options
+//! - `info.rs`: devices of the host
+//! - `hint.rs`: errors with hints
+//! - `device.rs`: shared state, a shard's queues
+//! - `devices.rs`: a shard's devices
+//! - `sources.rs`: other sources of events
+//! - `listener.rs`: listening addresses
+//! - `domain.rs`, `regions.rs`: memory
+//! - `conn.rs`: one connection
+//! - `turn.rs`: inputs of a turn
+//! - `ending.rs`: closing connections, dispatching completions
+//! - `teardown.rs`: blocking calls made when closing
+//! - `dreq.rs`: unconfirmed disconnects
+//! - `reaper.rs`: threads for blocking calls
+//! - `windows.rs`: tests of memory windows
+//! - `sys/`: library calls, and all unsafe code
 
 mod conn;
 mod device;
@@ -117,7 +126,7 @@ pub struct VerbsFabric {
     regions: RegionCache,
     events: VecDeque<FabricEvent>,
     dirty: Vec<QpNum>,
-    /// Connections to take down, with the reasons.
+    /// Connections to tear down, with the reasons.
     dying: Vec<(QpNum, End)>,
     counters: FabricCounters,
     now: Instant,
@@ -176,7 +185,7 @@ impl VerbsFabric {
         });
     }
 
-    /// Creates a queue pair for a reserved name, which is released on failure.
+    /// Creates a queue pair for a reserved name. Releases the name on failure.
     fn make_qp(
         &mut self,
         pd: &VerbsPd,
@@ -321,7 +330,7 @@ impl Listener for VerbsFabric {
         if id.context_key() != Some(pd.context().key()) {
             return Err(FabricError::system(
                 format!(
-                    "the request of {peer} arrived over a device other than {}",
+                    "the request from {peer} arrived over a device other than {}",
                     pd.context().name()
                 ),
                 io::ErrorKind::InvalidInput.into(),

@@ -4,8 +4,8 @@
 //! ping-pong:  Start -> Reading -> Sink -> Start ...
 //! the others: Start -> Serving -> Finishing -> Over
 //! ```
-//! In ping-pong mode, the server's own memory has no key: the server reads and writes the client's
-//! memory. In the one-sided modes the client receives the key of one buffer of the requested size.
+//! In ping-pong mode, the server exposes no memory; it reads and writes the client's memory. In the
+//! one-sided modes the client receives the key of one buffer of the requested size.
 
 use std::sync::Arc;
 
@@ -33,11 +33,11 @@ pub(super) enum Turn {
 pub(super) enum Fault {
     #[error("a message of {0} bytes; expected 16")]
     Length(u32),
-    #[error("data of {found} bytes; {expected}")]
+    #[error("unexpected data size of {found} bytes; {expected}")]
     Size { found: u32, expected: String },
     #[error("an unexpected message: {0}")]
     Turn(&'static str),
-    #[error("silent for {0:?}")]
+    #[error("the client was silent for {0:?}")]
     Silent(Duration),
     #[error("evicted in favor of a source with fewer pings")]
     GivesWay,
@@ -55,13 +55,13 @@ enum State {
     Reading(PingInfo),
     /// Waiting for the client to advertise its sink.
     Sink,
-    /// One-sided: the client's operations are running, and with duplex also the server's.
+    /// One-sided: the client's operations are running, and in duplex mode also the server's.
     Serving(PingInfo),
     /// The client is done; waiting for the server's own requests.
     Finishing,
     /// All messages were sent.
     Over,
-    /// Being taken down.
+    /// Being torn down.
     Ended,
 }
 
@@ -79,15 +79,15 @@ pub(super) struct PingConn {
     own: Option<Buffer>,
     state: State,
     heard: Instant,
-    /// Numbers of data requests in flight and completed.
+    /// Data requests in flight and completed.
     inflight: u16,
     done: u64,
     answers: u64,
 }
 
 impl PingConn {
-    /// Allocates the resources of a connection before it is accepted. rping's data buffer is
-    /// allocated on its first message.
+    /// Allocates the resources of a connection before it is accepted. For rping, the data buffer is
+    /// allocated on the first message.
     pub(super) fn new(
         now: Instant,
         pd: &Arc<dyn ProtectionDomain>,
@@ -137,7 +137,7 @@ impl PingConn {
         self.heard = now;
     }
 
-    /// Returns when the client was last heard from; None while the connection is being taken down.
+    /// Returns the time of the client's last message; None while the connection is being torn down.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         (self.state != State::Ended).then_some(self.heard)
     }
@@ -335,8 +335,8 @@ impl PingConn {
         }
     }
 
-    /// Reports the server's count once the client is done and the server's own requests have
-    /// completed.
+    /// Reports the server's request count once the client is done and the server's own requests
+    /// have completed.
     fn finish(&mut self, fabric: &mut dyn Fabric) -> Result<Turn, Fault> {
         if self.state == State::Finishing && self.inflight == 0 {
             let count = PingInfo { addr: self.done + self.answers, ..PingInfo::GO_AHEAD };

@@ -1,4 +1,4 @@
-//! Tests of chains with intermediate CAs: revoked ones, and those with name constraints.
+//! Tests of chains with intermediate CAs: revoked CAs, and CAs with name constraints.
 
 use rcgen::GeneralSubtree;
 use rustls::pki_types::pem::PemObject;

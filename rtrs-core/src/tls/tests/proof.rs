@@ -1,4 +1,4 @@
-//! Tests of proofs: valid ones, and every way in which one can be invalid for a path.
+//! Tests of proofs: valid proofs, and every way in which a proof can be invalid for a path.
 
 use super::*;
 use crate::fabric::Who;
@@ -192,7 +192,7 @@ fn key_and_certificate_proofs_do_not_mix() {
     }
 }
 
-/// Checks that the presented credential must be the one that was announced and signed.
+/// Checks that the presented credential must be the credential that was announced and signed.
 #[test]
 fn credentials_are_bound_to_the_proof() {
     let (client, server) = by_keys();

@@ -55,7 +55,7 @@ impl ExportAccess {
     }
 
     /// Changes the access lists. They apply to new opens and paths immediately, and to existing
-    /// ones after [`Self::check`].
+    /// paths after [`Self::check`].
     pub(super) fn change(&self, change: impl FnOnce(&mut ServerAccess)) {
         let mut access = self.lists.lock();
         change(&mut access);
@@ -86,8 +86,8 @@ impl ExportAccess {
         self.change(|access| access.generation = generation);
     }
 
-    /// Ends the paths that no longer have the access that their sessions use, and those of clients
-    /// that are no longer accepted. Returns what sessions have lost.
+    /// Ends the paths that no longer have the access that their sessions use, and the paths of
+    /// clients that are no longer accepted. Returns the access that sessions have lost.
     pub(in crate::daemon) fn check(&self) -> Result<Vec<Revoked>, String> {
         let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
         let ended = self.end_unknown();
@@ -147,7 +147,7 @@ impl ExportAccess {
     }
 
     /// Applies a changed list of an export. An unchanged list is not applied, because a reload may
-    /// have changed the current one since then.
+    /// have changed the current list since then.
     pub(super) fn change_list(
         &self,
         before: &ExportSpec,
@@ -179,7 +179,7 @@ impl ExportAccess {
     }
 
     /// Restores the lists of exports in the configuration with this number, if commands have
-    /// removed them since it was read.
+    /// removed the lists since the configuration was read.
     pub(in crate::daemon) fn renew(&self, configuration: u64, exports: &[ExportSpec]) {
         self.change(|access| access.renew(configuration, exports));
     }
@@ -211,7 +211,7 @@ impl ExportAccess {
 }
 
 impl Changed {
-    /// Description of what clients have lost, for the audit log.
+    /// Description of the access that clients have lost, for the audit log.
     pub(super) fn lost(&self) -> Option<String> {
         let texts = self.losses.texts("lost");
         (!texts.is_empty()).then(|| texts.join("; "))

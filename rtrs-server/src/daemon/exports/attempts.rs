@@ -2,8 +2,8 @@
 //!
 //! A target may hang, for example a file on an NFS server that is down. The attempt to open it then
 //! delays only further attempts for the same target, and no other export. A finished attempt keeps
-//! its result, including the opened target, until a thread whose turn it is to change the export
-//! takes it. A command or reload therefore never competes with the retry thread for the lock of a
+//! its result, including the opened target, until a thread that holds the export's turn takes the
+//! result. A command or reload therefore never competes with the retry thread for the lock of a
 //! file: it joins the running attempt.
 
 use std::collections::BTreeMap;
@@ -60,8 +60,8 @@ pub(in crate::daemon) struct Attempts {
 }
 
 impl Attempts {
-    /// Starts an attempt, unless one with the same settings exists. Returns whether it is new. An
-    /// attempt with different settings is abandoned.
+    /// Starts an attempt, unless an attempt with the same settings exists. Returns whether the
+    /// attempt is new. An attempt with different settings is abandoned.
     pub(super) fn begin(
         self: &Arc<Self>,
         spec: &ExportSpec,
@@ -86,7 +86,7 @@ impl Attempts {
         Ok(true)
     }
 
-    /// Runs an attempt, after earlier ones for the same target.
+    /// Runs an attempt, after earlier attempts for the same target.
     fn run(&self, number: u64, spec: &ExportSpec, open: impl FnOnce(&ExportSpec) -> Opened) {
         let mut state = self.state.lock();
         while state.is_blocked(number, &spec.target) {

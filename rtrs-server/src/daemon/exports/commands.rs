@@ -208,7 +208,7 @@ impl ExportCommands {
             .exports
             .unpublish(name, force)
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
-        // The export's list may have been the only one that named a client.
+        // The export's list may have been the only list that named a client.
         self.exports.access.change(|access| access.forget(name));
         // The release may take a long time, and must not delay other changes.
         drop(turn);
@@ -269,7 +269,7 @@ impl ExportCommands {
         Ok(changed)
     }
 
-    /// Result of a command on an export, with what clients lost if it changed.
+    /// Result of a command on an export, with the access that clients lost if the export changed.
     fn changed(&self, spec: &ExportSpec, losses: Option<Losses>) -> Changed {
         let warnings = rule_warnings(&self.set, &spec.access);
         let (export, changed) = (spec.name().to_owned(), losses.is_some());

@@ -51,8 +51,8 @@ impl Entry {
         ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
     }
 
-    /// Reason why the export cannot change to these settings now. `open` says whether it is open,
-    /// and if so, whether for writing.
+    /// Reason why the export cannot change to these settings now. `open` says whether the export is
+    /// open, and if so, whether for writing.
     pub(in crate::daemon) fn obstacle(
         &self,
         spec: &ExportSpec,
@@ -82,8 +82,8 @@ impl Entry {
         Err(format!("export {name:?} would lose its content; {hint}"))
     }
 
-    /// Returns why the export should not be closed, if closing it would lose its content, as far as
-    /// is known without examining its target.
+    /// Returns the reason not to close the export, if closing it would lose its content. The target
+    /// is not examined, so the result depends on the last examination.
     pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
         self.export.upgrade().and_then(|export| last_copy(&export))
     }

@@ -1,5 +1,5 @@
-//! Examination of targets: whether the paths of exports still lead to the open files, and whether
-//! those files were deleted.
+//! Examination of targets: whether the paths of exports still resolve to the open files, and
+//! whether those files were deleted.
 
 use std::sync::Arc;
 use std::thread;
@@ -45,12 +45,13 @@ impl TargetExaminer {
         self.0.all().into_iter().map(|(_, export)| export).collect()
     }
 
-    /// Returns why an export should not be closed, if closing it would lose its contents.
+    /// Returns the reason not to close an export, if closing it would lose its contents.
     pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
         last_copy(&*self.examine(name)?)
     }
 
-    /// Returns why the server should not exit, if exiting would lose the contents of exports.
+    /// Returns the reason for the server not to exit, if exiting would lose the contents of
+    /// exports.
     pub(in crate::daemon) fn last_copies(&self) -> Option<String> {
         self.examine_all();
         let all: Vec<_> = self.0.all().iter().filter_map(|(_, export)| last_copy(export)).collect();

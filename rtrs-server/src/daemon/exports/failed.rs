@@ -17,7 +17,7 @@ use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between attempts.
 const DELAY_MAX: Duration = Duration::from_secs(30);
-/// Maximum time between checks whether another program still holds an image.
+/// Maximum time between checks of whether another program still holds an image.
 const HELD_DELAY_MAX: Duration = Duration::from_secs(60);
 /// Time after which an image that its holder has released must still be free.
 const STILL_FREE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ struct Failed {
     /// Whether the configuration defines the export; false if a command added it.
     configured: bool,
     why: OpenError,
-    /// Time between the last attempt and the next one.
+    /// Time between the last and the next attempt.
     delay: Duration,
     /// Time of the next attempt.
     next: Instant,
@@ -162,7 +162,8 @@ impl FailedExports {
         all.iter().map(|(name, failed)| (name.clone(), failed.configured)).collect()
     }
 
-    /// Settings of the failed exports of the configuration, or of those that commands added.
+    /// Settings of the failed exports of the configuration, or of the failed exports that commands
+    /// added.
     pub(super) fn specs_as(&self, configured: bool) -> BTreeMap<String, ExportSpec> {
         let all = self.all.lock();
         let wanted = all.iter().filter(|(_, failed)| failed.configured == configured);
@@ -219,7 +220,7 @@ impl FailedExports {
         self.all.lock().get(spec.name()).is_some_and(|failed| failed.spec == *spec)
     }
 
-    /// Exports whose next attempt, or the report of one that hangs, is due, with the reasons for
+    /// Exports whose next attempt, or the report of a hanging attempt, is due, with the reasons for
     /// their failures.
     pub(super) fn due(&self, now: Instant) -> Vec<(ExportSpec, OpenError)> {
         let all = self.all.lock();

@@ -32,7 +32,8 @@ struct Change {
     _reserved: Reservation,
 }
 
-/// Number of exports whose release is awaited. A change may need the target of another one.
+/// Number of exports whose release is awaited. A change may need a target that another change
+/// releases.
 #[derive(Debug)]
 struct Releases {
     left: Mutex<usize>,
@@ -58,9 +59,9 @@ impl Releases {
 }
 
 impl Exports {
-    /// Opens closed exports with their changed settings or, if that fails, with their old ones. The
-    /// server keeps retrying exports that fail with both. Returns the settings and the result of
-    /// each change.
+    /// Opens closed exports with their changed settings or, if that fails, with their old settings.
+    /// The server keeps retrying exports that fail with both settings. Returns the settings and the
+    /// result of each change.
     pub(in crate::daemon) fn finish_changes(&self, all: Vec<Closed>) -> Vec<Finished> {
         self.finish_within(all, RELEASE_MAX)
     }
@@ -77,7 +78,7 @@ impl Exports {
         thread::scope(|scope| {
             for _ in 0..all.len().min(AT_ONCE) {
                 let named = thread::Builder::new().name("export-change".into());
-                // If no thread can be started, this one finishes the changes after the releases.
+                // If no thread can be started, this thread finishes the changes after the releases.
                 let _ = named.spawn_scoped(scope, || finisher.run());
             }
             finisher.release(all, release_max, &ready);
@@ -143,7 +144,7 @@ impl Finisher<'_> {
         }
     }
 
-    /// Opens a closed export with its changed settings or, if that fails, with its old ones.
+    /// Opens a closed export with its changed settings or, if that fails, with its old settings.
     fn finish(&self, mut change: Change) -> Finished {
         let opened = self.open_changed(&change);
         let published = opened.and_then(|export| {
@@ -172,8 +173,8 @@ impl Finisher<'_> {
         in_time(move || opener.open_shared(&spec))
     }
 
-    /// Reopens an export with its old settings after its change has failed. Returns why the change
-    /// failed, and what happened to the export.
+    /// Reopens an export with its old settings after its change has failed. Returns the reason for
+    /// the failed change, and what happened to the export.
     fn reopen_unchanged(&self, change: &mut Change, why: &str) -> String {
         let Entry { spec, configured, .. } = &change.entry;
         let opened = self.open_target(spec);

@@ -1,10 +1,11 @@
-//! Deleted files that only the server still holds: their content is lost when the export is closed.
+//! Deleted files that only the server still holds open. Their content is lost when the export is
+//! closed.
 //!
-//! Commands that would close such a file refuse to without `--force`, and explain how to copy it.
-//! If the file was deleted before anything else appeared at its path, no reload or reopening closes
-//! it unless forced: by then the path may lead to anything. A file that was replaced by another
-//! (`mv new.img vol.img`) is closed once no session has it open, because the replacement has
-//! already discarded its content.
+//! Without `--force`, commands that would close such a file are refused with an explanation of how
+//! to copy the file. If the file was deleted before a new file appeared at its path, no reload or
+//! reopening closes the deleted file unless forced, because the new file may be unrelated. A file
+//! that was replaced by another (`mv new.img vol.img`) is closed once no session has the file open,
+//! because replacing the file has already discarded its content.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -16,27 +17,28 @@ use crate::export::Export;
 /// Hint for a refused command that would close a deleted file.
 pub(in crate::daemon) const LAST_COPY_HINT: &str = ", or use --force";
 
-/// Returns why an export should not be closed, if it holds the only copy of its content, or if that
-/// is unknown. The caller must have examined the target.
+/// Returns the reason not to close an export that is, or may be, the only copy of its content. The
+/// caller must have examined the target.
 pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;
     if export.source.is_deleted() {
         return Some(format!(
-            "{backing} of export {name:?} was deleted, and its content is lost when it is closed; \
-             {}",
+            "{backing} of export {name:?} was deleted, and its content is lost when the file is \
+             closed; {}",
             how_to_copy(export)
         ));
     }
     export.is_unexamined().then(|| {
         format!(
-            "cannot determine whether {backing} of export {name:?} was deleted, in which case \
-             closing it loses its content: its file system does not respond; try again when it \
-             responds"
+            "cannot determine whether {backing} of export {name:?} was deleted: its file system \
+             does not respond; closing a deleted file loses its content; try again when the file \
+             system responds"
         )
     })
 }
 
-/// Returns why an export whose file was deleted before another one took its path is not reopened.
+/// Returns the reason not to reopen an export whose file was deleted and then replaced by a new
+/// file.
 pub(super) fn orphan(export: &Export) -> String {
     format!(
         "the open file was deleted and replaced by a new file; the deleted file is still exported, \
@@ -53,11 +55,11 @@ fn how_to_copy(export: &Export) -> String {
         Some(number) => format!("/proc/{pid}/fd/{number}"),
         None => format!("/proc/{pid}/fd/N, where `ls -l` shows the deleted file,"),
     };
-    format!("copy it through a client, or with `cp --sparse=always {from} FILE`, first")
+    format!("first copy it through a client, or with `cp --sparse=always {from} FILE`")
 }
 
-/// Returns the number of a descriptor of a deleted file, from the directory of descriptors in
-/// /proc. Several deleted files may have had the same path.
+/// Finds the descriptor number of a deleted file in the descriptor directory `all` of /proc.
+/// Several deleted files may have had the same path.
 fn descriptor(all: &Path, file: FileId) -> Option<String> {
     let is_wanted = |entry: &fs::DirEntry| {
         let path = entry.path();
@@ -81,7 +83,7 @@ mod tests {
     fn the_advice_names_the_file_of_the_export_and_not_another_deleted_one() {
         let dir = TestDir::new("last-copy");
         let path = dir.0.join("a.img");
-        // Both files are deleted from the same path.
+        // Both deleted files had the same path.
         let exports = [(1, ""), (2, ",delay=1ms")].map(|(blocks, options)| {
             fs::write(&path, vec![0; blocks * 4096]).unwrap();
             let spec = format!("{}{options}", path.display()).parse().unwrap();

@@ -50,7 +50,7 @@ pub(in crate::daemon) struct Opener {
     past: Mutex<BTreeMap<ExportId, u64>>,
     /// Closed exports whose requests are still running.
     closing: Mutex<Vec<Closing>>,
-    /// Attempts to open failed exports, and those that startup did not wait for.
+    /// Attempts to open failed exports, and attempts that startup did not wait for.
     pub(super) attempts: Arc<Attempts>,
 }
 
@@ -119,8 +119,8 @@ impl Opener {
         })
     }
 
-    /// Refuses a target that nothing locks while requests of an earlier export of it are still
-    /// running: these must not take effect after later ones.
+    /// Refuses a target without a lock while requests of an earlier export of the target are still
+    /// running: these must not take effect after later requests.
     fn check_closed(&self, spec: &ExportSpec) -> Result<(), Error> {
         if !matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)) {
             return Ok(());
@@ -226,8 +226,8 @@ impl Opener {
         })
     }
 
-    /// Flushes an export that is about to be closed and has no users. The error is for the
-    /// operator.
+    /// Flushes an export that is about to be closed and has no users. The error text is shown to
+    /// the operator.
     fn close(&self, export: &Export) -> Result<(), String> {
         let flushed = export.source.settle().map_err(|error| {
             // The export is closed anyway; the log reports an epoch that was not saved.
@@ -261,8 +261,8 @@ pub(in crate::daemon) fn epoch_key(target: ExportId) -> String {
     format!("id={target}")
 }
 
-/// Waits until a failure is saved for the next server, before it is reported. Returns false and
-/// logs an error if that takes too long.
+/// Waits until a failure is saved for the next server. Called before the failure is reported.
+/// Returns false and logs an error if that takes too long.
 pub(in crate::daemon) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
     let until = Instant::now() + SAVE_MAX;
     while !epoch.is_saved(rises) {
@@ -284,7 +284,7 @@ pub(super) fn not_closed(export: &Export) -> String {
     )
 }
 
-/// Closes exports, each once no other references exist and on its own thread, because a flush may
+/// Closes each export once no other references exist, on a separate thread because a flush may
 /// hang. Reports the results with the numbers of the exports, and logs exports that are late.
 fn release(
     mut exports: Vec<(usize, Arc<Export>)>,

@@ -1,9 +1,9 @@
 //! Further attempts to open failed exports.
 //!
 //! The server starts with what can be opened. A thread retries the other exports, each on a thread
-//! of its own ([`super::attempts`]), until the last of them is served or removed. In the meantime,
-//! opens of these names are refused with ENOENT, as a kernel server refuses a missing device:
-//! attached clients wait, and `rtrs-client attach --retry-for` tries again.
+//! of its own ([`super::attempts`]), until the last failed export is served or removed. In the
+//! meantime, opens of these names are refused with ENOENT, as a kernel server refuses a missing
+//! device: attached clients wait, and `rtrs-client attach --retry-for` tries again.
 //!
 //! An image that another program holds is only checked until it has been free for some time: a
 //! virtual machine that restarts briefly releases its image, and the server must not take it at
@@ -94,8 +94,8 @@ fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> O
     take()
 }
 
-/// Opens and exports the target of a failed export with these settings, or records them with the
-/// reason for the failure. The caller must hold the export's turn.
+/// Opens and exports the target of a failed export with these settings, or records the settings
+/// with the reason for the failure. The caller must hold the export's turn.
 pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenError> {
     let until = Instant::now() + ATTEMPT_MAX;
     let begun = begin_attempt(exports, spec).map_err(OpenError::from);
@@ -107,7 +107,7 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
 
 /// Exports an opened target. The caller must hold the export's turn.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
-    // A reload that adopts access lists finds the export among the served or the failed ones.
+    // A reload that adopts access lists finds the export among the served or the failed exports.
     let checking_losses = exports.access.begin_check();
     exports.publish(spec, export, exports.failed.is_configured(spec.name()))?;
     exports.failed.remove(spec.name());
@@ -140,7 +140,7 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Ope
 }
 
 /// Adds an export that a change has closed and that could not be reopened. `configured` is false if
-/// a command had added it.
+/// a command had added the export.
 pub(in crate::daemon) fn note_failed(
     exports: &Exports,
     spec: ExportSpec,
@@ -153,8 +153,8 @@ pub(in crate::daemon) fn note_failed(
     exports.attempts.wake();
 }
 
-/// Begins to open the failed exports whose next attempt is due, and exports those that have been
-/// opened. Returns the time until the next attempt, or `None` if no failed export is left.
+/// Begins to open the failed exports whose next attempt is due, and exports the targets that have
+/// been opened. Returns the time until the next attempt, or `None` if no failed export is left.
 pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
     for (spec, why) in exports.failed.due(Instant::now()) {
         if exports.attempts.is_running(&spec) {
@@ -247,8 +247,8 @@ pub(in crate::daemon) fn preview(exports: &Exports, wanted: &[ExportSpec], done:
     }
 }
 
-/// Checks concurrently whether other programs hold images. The error is the one that an open would
-/// return.
+/// Checks concurrently whether other programs hold images. The errors are the same as for opening
+/// the images.
 pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), OpenError>> {
     all_in_time(specs, |spec: ExportSpec| match look_at(&spec) {
         Image::Held(why) if !spec.no_lock => Err(why),

@@ -12,9 +12,9 @@ use crate::settings::{AccessRule, ExportSpec, Settings};
 
 impl Exports {
     /// Adopts the access lists of a configuration; only their restrictions apply until
-    /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
-    /// configuration is available only to the sessions that have it open. Records the differences
-    /// in `done`, and returns the number of the configuration.
+    /// [`Self::grant_access`]. An export that a command added keeps its list; an export that left
+    /// the configuration is available only to the sessions that have it open. Records the
+    /// differences in `done`, and returns the number of the configuration.
     ///
     /// The lock is that of [`begin_check`](super::access::ExportAccess::begin_check): an export has
     /// both a list and an entry among the exports, or neither.
@@ -71,15 +71,15 @@ impl Exports {
         access
     }
 
-    /// Exports that a configuration does not name: access lists of those that commands have added,
-    /// and holders of those removed from the configuration.
+    /// Exports that a configuration does not name: access lists of exports that commands have
+    /// added, and holders of exports removed from the configuration.
     fn exports_besides(
         &self,
         set: &Settings,
     ) -> (BTreeMap<String, Vec<AccessRule>>, BTreeMap<String, Holders>) {
         let mut known = self.entries.names();
-        // An export that a change has closed may fail to reopen. A failed one may be opened before
-        // the next reload, so its list must be kept too.
+        // An export that a change has closed may fail to reopen. A failed export may be opened
+        // before the next reload, so its list must be kept too.
         known.extend(self.failed.names());
         let lists = self.access.lists();
         let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
@@ -111,7 +111,7 @@ impl Exports {
     }
 }
 
-/// Records how the lists after a reload differ from the previous ones.
+/// Records how the lists after a reload differ from the previous lists.
 fn record_changes(before: &ServerAccess, after: &ServerAccess, done: &mut Reloaded) {
     done.access_changed = before.changes_to(after);
     done.unlisted_changed = before.unlisted_change_to(after);

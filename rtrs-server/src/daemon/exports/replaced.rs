@@ -1,6 +1,6 @@
-//! Exports whose path no longer leads to the open file or device, and read-only exports that still
-//! hold a writer's locks. Both are reopened when no session uses them: the new target is opened
-//! first, without delaying changes to other exports, and then replaces the old one.
+//! Exports whose path no longer resolves to the open file or device, and read-only exports that
+//! still hold a writer's locks. Both are reopened when no session uses them: the new target is
+//! opened first, without delaying changes to other exports, and then replaces the old target.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ const MISSING: &str = "its path no longer exists; the open target is still expor
                        deleted, its content is lost when the server stops: copy it through a \
                        client first";
 
-/// Reason why an opened target does not replace the old one.
+/// Reason why an opened target does not replace the old target.
 enum NotReplaced {
     /// The old target is still exported.
     Kept(String),
@@ -65,8 +65,8 @@ impl Exports {
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
-    /// now leads elsewhere. If another change to the export takes too long, because the target
-    /// hangs, the open must be refused.
+    /// now resolves to a different target. If another change to the export takes too long, because
+    /// the target hangs, the open must be refused.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
             // A change in progress may be about to publish this name again.
@@ -129,15 +129,15 @@ impl Exports {
     }
 
     /// Reopens an export if that is due and no session uses it. Does nothing while a change is in
-    /// progress: the change does so itself.
+    /// progress: the change itself reopens the export if necessary.
     pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
         let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
         let _ = self.follow_all(&[name.to_owned()], false);
         self.give_up_writer_locks(name);
     }
 
-    /// Compares exports with their paths, and concurrently reopens those that were replaced and are
-    /// unused. Unless forced, keeps a file that was deleted before something else appeared at its
+    /// Compares exports with their paths, and concurrently reopens unused exports that were
+    /// replaced. Unless forced, keeps a file that was deleted before something else appeared at its
     /// path. The caller must hold the turn for these exports.
     pub(in crate::daemon) fn follow_all(&self, names: &[String], force: bool) -> Vec<Followed> {
         let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
@@ -170,7 +170,7 @@ impl Exports {
         }
     }
 
-    /// Exports the opened target of the path in place of the old one.
+    /// Exports the opened target of the path in place of the old target.
     fn replace(&self, entry: &Entry, opened: Opened) -> Followed {
         let name = entry.spec.name();
         let replaced = opened.map_err(|error| NotReplaced::Kept(error.why));
@@ -215,8 +215,8 @@ impl Exports {
         }
     }
 
-    /// Opens the target of a read-only export that has it open for writing. Returns None if the
-    /// path leads to another target.
+    /// Opens the target of a read-only export whose target is still open for writing. Returns None
+    /// if the path resolves to a different target.
     fn open_for_reading(&self, entry: &Entry) -> Result<Option<Arc<Export>>, String> {
         let Some(old) = entry.export.upgrade() else { return Ok(None) };
         if old.source.target_name() != Some(TargetName::Kept) {
@@ -224,7 +224,8 @@ impl Exports {
         }
         let (opener, spec) = (Arc::clone(&self.opener), entry.spec.clone());
         let opened: Opened = in_time(move || {
-            // If this raises the epoch, it must do so before the export is opened.
+            // Settle first: if the flush raises the epoch, that must happen before the export is
+            // opened.
             old.source.settle().map_err(|error| format!("cannot flush the export: {error}"))?;
             let export = opener.open_shared(&spec)?;
             if export.file == old.file { Ok(export) } else { Err("its path has changed".into()) }
@@ -247,8 +248,8 @@ impl Exports {
         }
     }
 
-    /// Publishes an opened target in place of the old one, and waits up to `within` for the old
-    /// one's release. Errors during the release are logged.
+    /// Publishes an opened target in place of the old target, and waits up to `within` for the
+    /// release of the old target. Errors during the release are logged.
     fn reopen(
         &self,
         entry: &Entry,
@@ -269,7 +270,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Replaces an export with another. Returns the old one.
+    /// Replaces an export with another. Returns the old export.
     fn exchange(&self, entry: &Entry, export: &Arc<Export>) -> Result<Arc<Export>, NotReplaced> {
         let Entry { spec, configured, .. } = entry;
         let removed = self.unpublish(spec.name(), false);

@@ -2,9 +2,10 @@
 //!
 //! All targets are opened at the same time, each on its own thread: a target that does not respond,
 //! for example a file on an NFS server that is down, does not delay the others. Once an export can
-//! be served, startup waits for the others only while they make progress. An attempt left behind
-//! continues, and the retry thread exports its target once it is open ([`super::recovery`]). If no
-//! attempt may be left behind, startup fails instead, after a longer time.
+//! be served, startup waits for the others only while they make progress. An attempt that startup
+//! no longer waits for continues, and the retry thread exports the target once it is open
+//! ([`super::recovery`]). If startup must wait for every attempt, startup fails after a longer time
+//! without progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,18 +20,18 @@ use crate::plan::check_export;
 use crate::plan::partial::{Partial, starts_without_exports};
 use crate::settings::{ExportSpec, OnMissing, Settings, Target};
 
-/// Maximum number of targets that are being opened at the same time, not counting those that make
+/// Maximum number of targets that are being opened at the same time, not counting targets that make
 /// no progress.
 const AT_ONCE: usize = 32;
 /// Time without progress after which further targets are opened, and interval between checks.
 const STALLED: Duration = Duration::from_secs(1);
 /// Time without progress after which startup continues with the exports that are open.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time without progress after which startup fails if no attempt may be left behind; added to the
-/// longest time that the settings allow a cluster or NBD server.
+/// Time without progress after which startup fails if it must wait for every attempt. The longest
+/// `connect-timeout` of the NBD and RBD targets is added.
 const HANG_MAX: Duration = Duration::from_secs(30);
-/// Reason reported for an export whose target was left behind at startup.
-const OPENING: &str = "its target does not respond yet; the server serves the other exports and \
+/// Reason reported for an export whose target startup no longer waits for.
+const OPENING: &str = "its target has not responded yet; the server serves the other exports and \
                        keeps waiting";
 
 /// Exports of a starting server.
@@ -44,15 +45,15 @@ pub(in crate::daemon) struct Started {
 /// Treatment of targets that make no progress at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon) enum Stalled {
-    /// Startup leaves them behind once it can serve any other export.
+    /// Startup stops waiting for these targets once the server can serve an export.
     Left,
     /// Startup fails.
     Refused,
 }
 
 impl Stalled {
-    /// Whether startup stops waiting after making no progress for `idle`. `serves` says whether it
-    /// can serve anything.
+    /// Whether startup stops waiting after making no progress for `idle`. `serves` says whether the
+    /// server can start with the exports opened so far.
     fn is_enough(self, specs: &[ExportSpec], serves: bool, idle: Duration) -> bool {
         match self {
             Self::Left => serves && idle >= PATIENCE,
@@ -60,7 +61,8 @@ impl Stalled {
         }
     }
 
-    /// Returns the exports left behind; fails if none may be.
+    /// Returns the exports that startup no longer waits for. Fails if startup must wait for all
+    /// exports.
     fn leave(self, left: Vec<&ExportSpec>) -> Result<Vec<(ExportSpec, OpenError)>, Error> {
         if self == Self::Left || left.is_empty() {
             return Ok(left.into_iter().map(|spec| (spec.clone(), OPENING.into())).collect());
@@ -84,7 +86,7 @@ fn hang_max(specs: &[ExportSpec]) -> Duration {
 /// Opens the configured exports.
 ///
 /// # Errors
-/// Those of [`Partial::enough`], and [`ErrorKind::Export`] for refused targets.
+/// The errors of [`Partial::enough`], and [`ErrorKind::Export`] for refused targets.
 pub(in crate::daemon) fn open_all(
     set: &Settings,
     opener: &Arc<Opener>,
@@ -211,7 +213,8 @@ mod tests {
         let left = |serves, idle| Stalled::Left.is_enough(&specs, serves, idle);
         assert!(left(true, PATIENCE) && !left(true, PATIENCE / 2) && !left(false, minutes(60)));
         let refused = |idle| Stalled::Refused.is_enough(&specs, true, idle);
-        assert!(refused(minutes(2)) && !refused(minutes(1)), "the NBD server has a minute");
+        let why = "the NBD server must have a minute to connect";
+        assert!(refused(minutes(2)) && !refused(minutes(1)), "{why}");
         let failures = Stalled::Left.leave(vec![&specs[0]]).unwrap();
         assert_eq!(failures, [(specs[0].clone(), OPENING.into())]);
         let error = Stalled::Refused.leave(specs.iter().collect()).unwrap_err();

@@ -38,7 +38,7 @@ fn server(clients: &[u8]) -> TlsServerConfig {
     TlsServerConfig::with_keys(&key(100), list).unwrap()
 }
 
-/// Identity that a client proved to a server that knew it.
+/// Identity that a client proved to a server that knew the client.
 fn proved(n: u8) -> PeerIdentity {
     let client = TlsClientConfig::with_keys(&key(n), &[key(100).public()]).unwrap();
     let address = [127, 0, 0, 1].into();
@@ -384,7 +384,8 @@ fn with_reload(in_use: bool, path: &Path, test: impl FnOnce(&Rig, &dyn Fn(&str) 
     });
 }
 
-/// The shard lists the exports before this one is served; the failed ones are read afterwards.
+/// The shard lists the exports before this export is served; the failed exports are read
+/// afterwards.
 #[test]
 fn a_list_includes_an_export_opened_in_the_meantime() {
     let (_dir, path) = file("exports-listed");
@@ -454,7 +455,7 @@ fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
         let turn = exports.turns.of("vol", Duration::ZERO);
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Outdated);
         drop(turn);
-        // The new file cannot be opened, so the old one stays exported.
+        // The new file cannot be opened, so the old file stays exported.
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
     });
 }

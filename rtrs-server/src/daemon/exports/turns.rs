@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::access_list::bare;
 use crate::settings::Settings;
 
-/// Maximum time that a change waits for another: longer than opening a target may take.
+/// Maximum time that a change waits for another change: longer than opening a target may take.
 const TURN_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Default)]
@@ -109,7 +109,7 @@ impl Turns {
         if is_free {
             return Some(Turn { turns: self, name: None });
         }
-        // Other changes may have waited for this one.
+        // Other changes may have waited for this change.
         self.ended.notify_all();
         None
     }

@@ -3,8 +3,8 @@
 //! A path that was ended reconnects if its client wants to; that is the purpose of `disconnect`. An
 //! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. The
 //! session's name is available immediately. Its exports are released only once none of its requests
-//! is running: a write on which the backend is still working must not take effect after those of a
-//! session that takes over the export. Nothing here waits for a backend. This code runs on the
+//! is running: a write on which the backend is still working must not take effect after the writes
+//! of a session that takes over the export. Nothing here waits for a backend. This code runs on the
 //! control shard.
 
 use std::collections::VecDeque;
@@ -62,7 +62,7 @@ impl Ends {
 }
 
 impl Evicted {
-    /// Ends one path of a session, or all its paths. The error is for the operator.
+    /// Ends one path of a session, or all its paths. The error text is shown to the operator.
     pub(super) fn disconnect(
         &self,
         wanted: &str,

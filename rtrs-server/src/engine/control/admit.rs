@@ -90,7 +90,7 @@ fn admit(
     let (key, deadline) = connector.path_of(attempt, Tables { registry, limiter }, ctx)?;
     control.registry.arm(key, deadline);
     // The other paths are closed only now: until here, the new path could have been refused, and
-    // they would have been closed for nothing.
+    // the other paths would have been closed for nothing.
     for other in yielding {
         control.log.refused.count("strangers-ended");
         control.end_path(other, &PathEnd::CrowdedUnproved, ctx);
@@ -108,7 +108,8 @@ fn admit(
     Ok(Admitted { path, cid: conn.cid })
 }
 
-/// Checks whether this server accepts connections, and whether it accepts those of this session.
+/// Checks whether this server accepts connections, and whether it accepts connections of this
+/// session.
 fn check_server(control: &Control, id: SessionId) -> Result<(), Refusal> {
     if control.is_stopping() {
         return Err(Refusal::Stopping);

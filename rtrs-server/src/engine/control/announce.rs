@@ -3,8 +3,9 @@
 //! The client's posted receives limit what may be sent: at most one CHANGED per device may be
 //! unanswered, and at most [`UNANSWERED_MAX`] overall. An OPEN of the device over the path, refused
 //! or not, is the answer. Its response reports the current size, so a device that changes again
-//! before that needs no second CHANGED. Devices beyond the limit are announced when there is room,
-//! in ID order. Only the first is stored, so a client that never answers takes up no more memory.
+//! before the response needs no second CHANGED. Devices beyond the limit are announced when there
+//! is room, in ID order. Only the first such device is stored, so a client that never answers takes
+//! up no more memory.
 
 use crate::engine::device_table::DeviceId;
 
@@ -15,8 +16,8 @@ pub(super) const UNANSWERED_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Announcer {
     unanswered: Vec<DeviceId>,
-    /// Lowest device whose announcement is postponed; this device and all higher ones are announced
-    /// later.
+    /// Lowest device whose announcement is postponed; this device and all higher devices are
+    /// announced later.
     behind: Option<DeviceId>,
 }
 

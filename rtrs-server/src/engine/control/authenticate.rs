@@ -1,8 +1,8 @@
 //! Results of CHALLENGE and AUTH (`proofs.rs`): clients authenticate separately on each path.
 //!
 //! The [`Authenticator`](crate::engine::authenticator) creates and verifies signatures, and its
-//! results arrive as messages. A proof is checked against the access lists and keys when it is
-//! admitted, as for a TLS connection. A reconnecting path replaces its predecessor once it has
+//! results arrive as messages. A proof is checked against the access lists and keys when the path
+//! is admitted, as for a TLS connection. A reconnecting path replaces its predecessor once it has
 //! authenticated. The answer to its AUTH waits until the shards have stopped serving the
 //! predecessor, and thus acts as a fence, like the answer to any reconnecting path.
 

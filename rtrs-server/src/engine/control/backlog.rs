@@ -4,8 +4,8 @@
 //! and from the operator's commands. Requests are therefore queued here, and each turn serves up to
 //! [`TURN`] units of cost, one request per client in rotation; heartbeats, timers and commands are
 //! served first. A client is a session that has opened an export, or a source of sessions that have
-//! not. The queue is bounded by the paths' queue depth, because a request holds its permit until it
-//! is answered. The requests of a path are dropped with the path.
+//! opened none. The queue is bounded by the paths' queue depth, because a request holds its permit
+//! until it is answered. The requests of a path are dropped with the path.
 //!
 //! Connection requests and INFO_REQ are served immediately, but their cost counts: a turn that is
 //! full takes no more events.

@@ -1,9 +1,9 @@
 //! Memory of paths that have ended, cached for new paths of their session.
 //!
 //! Mapping, pinning and registering the chunks of a path takes tens of milliseconds on devices that
-//! pin memory. A session with several paths survives the end of one, and its client reconnects that
-//! path. The path's memory is therefore kept: the mapping, and the registration if no peer ever
-//! held its key. Keys that a peer has held are never reused.
+//! pin memory. A session with several paths survives the end of one path, and its client reconnects
+//! that path. The path's memory is therefore kept: the mapping, and the registration if no peer
+//! ever held its key. Keys that a peer has held are never reused.
 //!
 //! Cached memory is unreachable. The path has ended: all its connections have been reported closed,
 //! so nothing more arrives or is read over them, and its block IO has ended
@@ -152,8 +152,8 @@ impl ChunkCache {
     }
 }
 
-/// Unwraps an ended path from its last reference. The shards drop theirs before they report that
-/// nothing of the path remains.
+/// Unwraps an ended path from its last reference. The shards drop their references before they
+/// report that nothing of the path remains.
 fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     let key = path.key;
     let path = Arc::into_inner(path);

@@ -37,7 +37,7 @@ pub(super) struct ClientLog {
     limits: LogLimits<Kind>,
     audit: AuditSink,
     /// First suppressed event of each kind since the last line of the kind. If no further event is
-    /// recorded, this event is recorded with the number of suppressed ones.
+    /// recorded, this event is recorded with the number of suppressed events.
     held: Vec<(Kind, AuditEvent)>,
     /// Numbers of refused connections and opens, and of sessions evicted to admit others.
     pub(super) refused: RefusedCounts,
@@ -147,7 +147,7 @@ impl ClientLog {
     }
 
     /// Decides whether to log a line about a client that has opened nothing. Returns the number of
-    /// lines suppressed since the last logged one.
+    /// lines suppressed since the last logged line.
     pub(super) fn admit(
         &mut self,
         now: Instant,
@@ -204,7 +204,7 @@ impl ClientLog {
         true
     }
 
-    /// Logs and records a held event, which is among the `count` suppressed ones of its kind.
+    /// Logs and records a held event, which is among the `count` suppressed events of its kind.
     fn record_held(&self, event: AuditEvent, count: u64) {
         let left_out = count.saturating_sub(1);
         let reason = event.reason.as_deref().unwrap_or(match event.event {

@@ -1,12 +1,12 @@
 //! CLOSE: an export is released once the session has no requests left there.
 //!
 //! The device ID becomes invalid immediately, so no new requests begin. Requests that the backend
-//! is executing continue, as do those waiting for it. Until the last such request has ended, the
-//! session keeps its right to the export, as an evicted session does: its writes must not land
-//! after those of the next session that opens the export. The close is answered at that point, as
-//! in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does not wait for it,
-//! its session remains until then. Each shard is asked once and answers when it has no more
-//! requests.
+//! is executing continue, as do requests that wait for the backend. Until the last such request has
+//! ended, the session keeps its right to the export, as an evicted session does: its writes must
+//! not take effect after the writes of the next session that opens the export. The close is
+//! answered at that point, as in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a
+//! client does not wait for the answer, its session remains until then. Each shard is asked once
+//! and answers when it has no more requests.
 
 use std::mem;
 

@@ -1,10 +1,10 @@
 //! Connection requests of clients: the checks, and the resources of a new path.
 //!
 //! On a device that pins memory, registering chunks takes too long for a shard
-//! (`Fabric::register_async`), so a different thread does it. Until it has, the path's connections
-//! wait unanswered, so that they can still be refused with the reason. Everything else continues,
-//! including the path's timeout; memory registered for a path that has ended is released. On other
-//! devices memory is available immediately.
+//! (`Fabric::register_async`), so a different thread registers them. Until the chunks are
+//! registered, the path's connections wait unanswered, so that they can still be refused with the
+//! reason. Everything else continues, including the path's timeout; memory registered for a path
+//! that has ended is released. On other devices memory is available immediately.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -125,9 +125,9 @@ impl Connector {
         }
     }
 
-    /// Checks whether a session with `paths` paths of known clients may have one more. A session is
-    /// always permitted as many paths as it has had at one time; further paths are permitted only
-    /// if all of the session's chunks fit into memory-max.
+    /// Checks whether a session with `paths` paths of known clients may have one more path. A
+    /// session is always permitted as many paths as it has had at one time; further paths are
+    /// permitted only if all of the session's chunks fit into memory-max.
     pub(super) fn check_memory(
         &self,
         session: &Session,
@@ -291,7 +291,7 @@ impl Connector {
         Ok(key)
     }
 
-    /// Has a connection's shard accept it.
+    /// Makes a connection's shard accept the connection.
     pub(super) fn accept(
         &self,
         path: Arc<PathShared>,

@@ -1,10 +1,10 @@
 //! DISCOVER: a client lists the exports that it may open, page by page.
 //!
 //! Only named exports are listed, because files in a search path are unknown until they are opened.
-//! With access lists, only exports that the client may open are listed. They are determined once
-//! for each client, [`SLICE`] exports at a time, and cached until exports or access lists change:
-//! the cost of a page does not depend on the number of exports. The cached list only narrows the
-//! search; a page lists what its client may open at the time the page is created.
+//! With access lists, only exports that the client may open are listed. These exports are
+//! determined once for each client, [`SLICE`] exports at a time, and cached until exports or access
+//! lists change: the cost of a page does not depend on the number of exports. The cached list only
+//! narrows the search; a page lists what its client may open at the time the page is created.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -131,7 +131,7 @@ fn client_key(exports: &ExportTable, registry: &Registry, session: SessionId) ->
 }
 
 impl Draft {
-    /// Visits more exports. Returns the complete list after the last one.
+    /// Visits more exports. Returns the complete list after the last export.
     fn look(
         mut self: Box<Self>,
         session: SessionId,
@@ -166,7 +166,7 @@ impl List {
             exports.get(*at).is_some_and(|export| bare(export.name.as_bytes()) <= after)
         };
         let first = self.exports.partition_point(is_before);
-        // Fetching one more than fits shows whether there are more.
+        // Fetching one export more than fits shows whether there are more.
         let named = self.exports[first..].iter().filter_map(|at| {
             let export = exports.get(*at)?;
             if exports.find(export.name.as_bytes()) != Some(*at) {

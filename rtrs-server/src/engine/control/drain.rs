@@ -1,10 +1,10 @@
 //! Shutdown of the server, on a signal or by an operator's drain.
 //!
 //! In both cases, new connections are refused, running requests are answered, and each path closes
-//! when it has none left. On a signal, all paths finish together. A drain finishes the paths of
-//! each session one by one, so that a client can keep using its other paths. After half the time,
-//! the remaining paths finish together, because a path may be waiting for a backend that never
-//! responds. Requests that are still running when time runs out are abandoned and counted.
+//! when it has no requests left. On a signal, all paths finish together. A drain finishes the paths
+//! of each session one by one, so that a client can keep using its other paths. After half the
+//! time, the remaining paths finish together, because a path may be waiting for a backend that
+//! never responds. Requests that are still running when time runs out are abandoned and counted.
 
 use rtrs_core::time::{Duration, Instant};
 

@@ -3,10 +3,10 @@
 //! A client whose paths have all failed loses its session. When it reconnects under the same ID, it
 //! is given a new session with a new ledger, but for the client nothing has changed: it still
 //! relies on a flush for the writes that were acknowledged earlier. The control shard therefore
-//! keeps the contents of the ledger, and the next session with that ID takes them over when it
-//! opens the export. A kernel client has no other way to learn of a loss. An rtrs client compares
-//! cache IDs at each open, which reveals earlier failures; it learns of later ones from its
-//! flushes, like a kernel client.
+//! keeps the contents of the ledger, and the next session with that ID takes over these contents
+//! when it opens the export. A kernel client has no other way to learn of a loss. An rtrs client
+//! compares cache IDs at each open, which reveals earlier failures; later failures are reported by
+//! flushes, as for a kernel client.
 //!
 //! At most [`KEPT_MAX`] exports of sessions are kept, each for at most [`KEPT_FOR`]; the oldest are
 //! dropped first.
@@ -82,8 +82,8 @@ impl Ended {
     }
 
     /// Takes the unflushed writes that an earlier session with the same ID left at the export.
-    /// Returns whether any of them may be lost without the client's knowledge, or None if there are
-    /// none. All are lost if a different file or disk now has the name.
+    /// Returns whether any of these writes may be lost without the client's knowledge, or None if
+    /// there are none. All are lost if a different file or disk now has the name.
     pub(super) fn take(
         &mut self,
         now: Instant,

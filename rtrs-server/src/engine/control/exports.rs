@@ -1,6 +1,6 @@
-//! The part of the operator's changes to exports that concerns sessions: which sessions have an
-//! export open, and what happens when it is removed. The daemon changes what is exported and
-//! releases files (`daemon/exports.rs`). Nothing here waits for a backend.
+//! Effects of the operator's changes to exports on sessions: which sessions have an export open,
+//! and what happens when an export is removed. The daemon changes what is exported and releases
+//! files (`daemon/exports.rs`). Nothing here waits for a backend.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::path::PathKey;
 use crate::rate_limits::RateLimits;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 
-/// Maximum number of sessions named in a refusal.
+/// Maximum number of sessions named in an error message.
 const NAMED_MAX: usize = 3;
 
 /// An export that the operator named.
@@ -31,7 +31,7 @@ pub(super) struct NamedExport {
     export: Arc<Export>,
 }
 
-/// Finds an export by its name. The error is for the operator.
+/// Finds an export by its name. The error text is shown to the operator.
 pub(super) fn find(exports: &ExportTable, name: &str) -> Result<NamedExport, String> {
     let index = exports.find(name.as_bytes());
     let found = index.and_then(|index| Some(NamedExport { index, export: exports.get(index)? }));
@@ -49,7 +49,7 @@ fn peers_of(session: SessionId, registry: &Registry) -> BTreeSet<IpAddr> {
     paths.map(|path| path.origin.peer.ip().to_canonical()).collect()
 }
 
-/// Formats sessions for a refusal.
+/// Formats the names of sessions for an error message.
 fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
     let shown = users.iter().take(NAMED_MAX).map(|(session, mode)| {
         let name =
@@ -112,7 +112,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
     AdminReply::Exports(all.collect())
 }
 
-/// Sessions that have exports open, by export name; true if open for writing.
+/// Sessions that have exports open, by export name, each with a flag for write access.
 pub(super) fn holders(exports: &ExportTable, opens: &Opens, names: Vec<String>) -> AdminReply {
     let of = |name: &str| {
         let users = exports.find(name.as_bytes()).map(|at| opens.users(at)).unwrap_or_default();
@@ -149,7 +149,8 @@ pub(super) fn announce(
     }
 }
 
-/// Records, before the OPEN is answered, that a session reopens a device that it has or had open.
+/// Records that a session reopens a device that the session has or had open. Called before the
+/// reply to the OPEN.
 pub(super) fn opened_again(
     key: PathKey,
     device: Option<DeviceId>,

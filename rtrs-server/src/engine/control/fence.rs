@@ -9,7 +9,8 @@
 //! requests that the client resends (`engine/io/overlap.rs`). Runs on the control shard.
 //!
 //! A path to a different server process is unknown here. Its requests certainly have no further
-//! effect only if that process had to release the exports' locks before this one could open them.
+//! effect only if that process had to release the exports' locks before this process could open the
+//! exports.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::wire::{Fence, errno};
@@ -64,8 +65,8 @@ pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'
     if !own.can_answer(fence, &over.shared().session) {
         return Fencing::Answer(ControlAnswer::Refused(errno::ENOLCK));
     }
-    // At most one path with a given name is served (`connect.rs`, `authenticate.rs`): the older one
-    // while it is being replaced.
+    // At most one path with a given name is served (`connect.rs`, `authenticate.rs`): the older
+    // path while it is being replaced.
     let mut paths = registry.paths_of(over.shared().session.id);
     let meant = paths.find(|path| path.is_covered_by(fence) && !path.is_unproved());
     match meant.filter(|_| !rtrs_core::mutated!(FencedPathKept)) {

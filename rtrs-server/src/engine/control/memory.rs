@@ -52,7 +52,7 @@ impl Memory {
         Self { meter: MemoryMeter::new(max) }
     }
 
-    /// Meter for chunk memory, except that of paths whose clients have not authenticated.
+    /// Meter for chunk memory, except the memory of paths whose clients have not authenticated.
     pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
         &self.meter
     }
@@ -74,8 +74,8 @@ impl Memory {
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
         let (mut depth, least) = match has {
-            // A session from before this server's start. If its depth exceeds the server's, it is
-            // given the server's.
+            // A session from before this server's start. If its depth exceeds the server's depth,
+            // the session is given the server's depth.
             1.. => (has.min(most), has.min(most)),
             // At least two permits per connection, so that every shard of the client has some.
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
@@ -160,7 +160,7 @@ mod tests {
             assert_eq!(granted(bytes(500), &rigid), Ok(500));
             assert_eq!(granted(bytes(500) - 1, &rigid), refused(bytes(500) - 1, bytes(500)));
         }
-        // A client that states a depth is given it (at most the server's) or refused.
+        // A client that states a depth is given that depth (at most the server's) or refused.
         for smaller in [false, true] {
             assert_eq!(granted(u64::MAX, &conn(3, smaller, 40)), Ok(40));
             assert_eq!(

@@ -3,22 +3,22 @@
 //! The engine handles rare events, and favors safety over speed. Each part owns its state and does
 //! not depend on the others; this file connects them:
 //!
-//! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path, with
+//! - `registry.rs`: table of sessions and paths; `path.rs`: lifecycle of one path, with
 //!   `handshake.rs` and `path_shards.rs`;
-//! - `admit.rs` admission of connections; `info.rs` INFO_REQ, which ends the handshake;
-//!   `authenticate.rs` authentication of clients, with `proofs.rs` and `proving.rs`;
-//! - `permission.rs` checks of the access lists; `limiter` limits for clients that have proved
-//!   nothing; `refusal.rs` reasons for refusals; `known.rs` addresses of sessions;
-//! - `connect.rs` resources of a path; `memory.rs` queue depth of a session; `chunk_pool.rs` memory
-//!   of earlier paths;
-//! - `client_log.rs` log messages about clients;
-//! - `open.rs` opens and closes of exports, with `open_modes.rs`, `close.rs` and `ended.rs`;
+//! - `admit.rs`: admission of connections; `info.rs`: INFO_REQ, which ends the handshake;
+//!   `authenticate.rs`: authentication of clients, with `proofs.rs` and `proving.rs`;
+//! - `permission.rs`: checks of the access lists; `limiter`: limits for clients that have proved
+//!   nothing; `refusal.rs`: reasons for refusals; `known.rs`: addresses of sessions;
+//! - `connect.rs`: resources of a path; `memory.rs`: queue depth of a session; `chunk_pool.rs`:
+//!   memory of earlier paths;
+//! - `client_log.rs`: log messages about clients;
+//! - `open.rs`: opens and closes of exports, with `open_modes.rs`, `close.rs` and `ended.rs`;
 //! - `exports.rs` changes to exports; `removed.rs` removed exports that sessions had open;
-//!   `announce.rs` devices that clients must reopen;
-//! - `backlog.rs` queue of client requests; `requests.rs` their scheduling;
-//! - `discover.rs` DISCOVER; `fence.rs` FENCE; `gateway.rs` MOVE;
-//! - `ends.rs` ends of paths and sessions;
-//! - `admin.rs` the operator's commands; `drain.rs` the shutdown of the server.
+//!   `announce.rs`: devices that clients must reopen;
+//! - `backlog.rs`: queue of client requests; `requests.rs`: scheduling of client requests;
+//! - `discover.rs`: DISCOVER; `fence.rs`: FENCE; `gateway.rs`: MOVE;
+//! - `ends.rs`: ends of paths and sessions;
+//! - `admin.rs`: the operator's commands; `drain.rs`: the shutdown of the server.
 
 mod admin;
 mod admit;
@@ -384,7 +384,7 @@ impl Control {
         Some(ControlAnswer::RefusedWith(errno::EACCES, OpenRefusal::new(&why).encode()))
     }
 
-    /// Logs and records an open that arrived over a path, before it is answered.
+    /// Logs and records an open that arrived over a path, before the answer is sent.
     fn opened(
         &mut self,
         by: OpenedBy<'_>,
@@ -421,8 +421,8 @@ impl Control {
         }
     }
 
-    /// Records an OPEN before it is answered. After the session's first successful open, its client
-    /// may use all chunks of its paths, and the session counts as proven.
+    /// Records an OPEN before the answer is sent. After the session's first successful open, its
+    /// client may use all chunks of its paths, and the session counts as proven.
     fn note_open(&mut self, session: &SessionShared, answer: &ControlAnswer, ctx: &mut Ctx<'_>) {
         if !matches!(answer, ControlAnswer::Opened(_)) || session.has_opened() {
             return;
@@ -507,7 +507,7 @@ impl Control {
         }
     }
 
-    /// Ends the paths that access lists or keys no longer allow, or only reports them.
+    /// Ends the paths that access lists or keys no longer allow, or only reports these paths.
     fn revoke_access(&mut self, request: AdminRequest, ctx: &mut Ctx<'_>) -> AdminReply {
         let looks_only = matches!(request, AdminRequest::WouldEnd { .. });
         let (keys, why) = to_end(request, &self.exports, &self.registry);

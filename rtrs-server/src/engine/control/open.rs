@@ -1,8 +1,9 @@
 //! Opens and closes of exports: the control shard's answers to OPEN and CLOSE.
 //!
-//! A name is looked up among the named exports. If it is not found and the server has a search
-//! path, the finder searches for it, and the result arrives as a message. `open_modes.rs` decides
-//! which session may open an export in which mode; this file describes an open export to a client.
+//! A name is looked up among the named exports. If the name is not found and the server has a
+//! search path, the finder searches for it, and the result arrives as a message. `open_modes.rs`
+//! decides which session may open an export in which mode; this file describes an open export to a
+//! client.
 
 use std::sync::Arc;
 
@@ -61,8 +62,8 @@ impl Opens {
     }
 
     /// Processes OPEN of a name with this lookup result, from a session with this name. Returns
-    /// `None` if it was passed to the finder, whose answer arrives as a message, or to the
-    /// examiner, which resends it.
+    /// `None` if the OPEN was passed to the finder, whose answer arrives as a message, or to the
+    /// examiner, which resends the OPEN.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
@@ -105,7 +106,7 @@ impl Opens {
     }
 
     /// Whether an open requests an export that was removed while the session had it open. Even if
-    /// the name is in use again, the export is a different one.
+    /// the name is in use again, the export is a different export.
     pub(super) fn is_removed(&self, session: SessionId, name: &Name, mode: OpenMode) -> bool {
         mode.compares && self.removed.contains(session, name.as_bytes())
     }
@@ -126,7 +127,7 @@ impl Opens {
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
-    /// Whether an export is unused and still has a target to which its path no longer leads.
+    /// Whether an export is unused and its path no longer resolves to the open target.
     fn is_outdated(&self, index: ExportIndex) -> bool {
         let name = self.exports.get(index).and_then(|export| export.source.target_name());
         name == Some(TargetName::Replaced) && self.access.opens(index).is_empty()
@@ -231,8 +232,8 @@ impl Opens {
         ControlAnswer::Opened(tail.encode(&opened))
     }
 
-    /// Transfers writes that the old host of a virtual machine may have left unflushed to the
-    /// session of the new host.
+    /// Hands over unflushed writes when a virtual machine migrates: the session of the new host
+    /// takes over the writes that the old host may have left.
     fn inherit(&mut self, now: Instant, heir: SessionId, export: &Export, ledger: &FlushLedger) {
         if !rtrs_core::mutated!(ArrivalForgotten) {
             ledger.wrote(ledger.opened(), ledger.opened());
@@ -242,8 +243,8 @@ impl Opens {
         }
     }
 
-    /// Keeps the unflushed writes of a session that ends its use of an export for the session that
-    /// waits to be promoted there, if there is one.
+    /// Keeps the unflushed writes of a session that stops using an export. They are kept for the
+    /// session that waits to be promoted at the export, if there is one.
     fn bequeath(&mut self, now: Instant, export: ExportIndex, ledger: Option<&FlushLedger>) {
         let heir = self.access.heir(export).zip(self.exports.get(export)).zip(ledger);
         if let Some(((heir, export), ledger)) = heir {
@@ -259,9 +260,9 @@ impl Opens {
         open.find(opened)?.id
     }
 
-    /// Device to which an OPEN of this name refers, according to the answer. For a refused open, it
-    /// is the device that the session has open under this name, or had open until the export was
-    /// removed.
+    /// Device to which an OPEN of this name refers, according to the answer. For a refused open,
+    /// this is the device that the session has open under this name, or had open until the export
+    /// was removed.
     pub(super) fn device_of(
         &self,
         session: &SessionShared,
@@ -287,7 +288,7 @@ impl Opens {
     }
 
     /// Processes CLOSE. Returns `None` if the answer is sent later, when none of the session's
-    /// requests is running there anymore.
+    /// requests is running at the export anymore.
     pub(super) fn close(
         &mut self,
         session: &SessionShared,
@@ -313,8 +314,8 @@ impl Opens {
         }
     }
 
-    /// Sessions that have an export open, with their modes, including those that closed the export
-    /// but still have requests running there.
+    /// Sessions that have an export open, with their modes, including sessions that closed the
+    /// export but still have requests running at the export.
     pub(super) fn users(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
         self.access.opens(export)
     }
@@ -327,7 +328,7 @@ impl Opens {
     }
 
     /// Removes an export from the `sessions` that have it open, and starts to wait for their
-    /// requests there.
+    /// requests at the export.
     pub(super) fn remove<'a>(
         &mut self,
         index: ExportIndex,
@@ -337,7 +338,7 @@ impl Opens {
         let open = !self.users(index).is_empty();
         let Some(export) = self.exports.remove(index, open) else { return };
         for session in sessions {
-            // None if the session is already closing it.
+            // None if the session is already closing the export.
             let Some(device) = session.devices.find(index) else { continue };
             session.devices.remove(device);
             self.removed.add(session, device, Known::new(&export));

@@ -6,9 +6,9 @@
 //! an export again, and a mode without writing is enforced on IO.
 //!
 //! A session may open an export for a migration and *wait*: it runs no IO until it is granted
-//! access `rw`, which requires that no other session has the export open for writing. Beside a
-//! waiting session, and no other, the first writer of the migration may return. Used by the control
-//! shard.
+//! access `rw`, which requires that no other session has the export open for writing. The first
+//! writer of the migration may return if the only other session with write access is waiting. Used
+//! by the control shard.
 
 use rtrs_core::ids::SessionId;
 use rtrs_core::wire::{AccessMode, errno};
@@ -35,8 +35,8 @@ pub struct OpenModes {
 }
 
 impl OpenModes {
-    /// Checks and records an open. It replaces an earlier open of the same session. However, a
-    /// session that may have writes in flight excludes other writers until it closes the export
+    /// Checks and records an open. The open replaces an earlier open of the same session. However,
+    /// a session that may have writes in flight excludes other writers until it closes the export
     /// (`close.rs`), even if it requests a lesser mode meanwhile, or wants to wait.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ mod tests {
         assert!(!book.waits(E, id(2)) && book.close(E, id(2)));
     }
 
-    /// The client marks every open after its first one as a return, and so this one too.
+    /// The client marks every open after its first open as a return, and therefore also this open.
     #[test]
     fn a_migration_does_not_end_beside_another_writer() {
         for other in [new(1), waiting(1)] {
@@ -176,8 +176,8 @@ mod tests {
         }
     }
 
-    /// The second writer of a migration without waiting has perhaps overwritten what the first one
-    /// is going to send again.
+    /// A second writer that did not wait may have overwritten what the first writer is going to
+    /// resend.
     #[test]
     fn the_first_writer_does_not_return_beside_a_session_that_writes() {
         let mut book = OpenModes::default();

@@ -281,7 +281,7 @@ impl Path {
         self.timer
     }
 
-    /// Sets the time of the next check; None if no check is due. Returns the previous one.
+    /// Sets the time of the next check; None if no check is due. Returns the previous time.
     pub(super) fn set_timer(&mut self, at: Option<Instant>) -> Option<Instant> {
         mem::replace(&mut self.timer, at)
     }

@@ -27,7 +27,7 @@ use crate::stats::Revoked;
 
 /// Checks whether a client may connect, either in a new session or in a session of the same client
 /// that may have exports open. If the client must still authenticate, [`check_proof`] decides once
-/// it has.
+/// the client has authenticated.
 pub(super) fn check_connect(
     exports: &ExportTable,
     attempt: Attempt<'_>,

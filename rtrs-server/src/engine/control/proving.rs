@@ -9,8 +9,8 @@ use rtrs_core::wire::Name;
 
 use crate::engine::message::ReplyTo;
 
-/// Maximum number of CHALLENGEs per path, because each costs a signature. A second one helps a
-/// client that was affected by a change of the server's keys.
+/// Maximum number of CHALLENGEs per path, because each costs a signature. A second CHALLENGE helps
+/// a client that was affected by a change of the server's keys.
 pub(super) const CHALLENGES_MAX: u8 = 2;
 
 /// Progress of the authentication.

@@ -97,8 +97,8 @@ pub(crate) enum Refusal {
         "unauthenticated paths already use {} of their limit, a quarter of memory-max", mib(*.0)
     )]
     UnprovedMemory(u64),
-    /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
-    /// can be closed for this one.
+    /// Too many connections are in their handshake or belong to sessions without an OPEN, and no
+    /// other connection can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
     HalfOpen(u32),
     /// The limits have been reached, and the eviction budget is used up.
@@ -151,7 +151,7 @@ pub(crate) enum Refusal {
         /// Limit in bytes.
         max: u64,
     },
-    /// The client sent a depth that differs from its session's.
+    /// The client sent a queue depth that differs from the depth of its session.
     #[error("the session has queue depth {has}, but its client assumes {asked}")]
     Depth {
         /// Depth of the session.

@@ -242,7 +242,8 @@ impl Registry {
     }
 
     /// State that a path of a session shares with the other paths. Until the client is known, paths
-    /// share it only if they have the same limits: the first path decides nothing for later ones.
+    /// share the state only if they have the same limits: the first path decides nothing for later
+    /// paths.
     pub(super) fn shared_for(&self, id: SessionId, limits: Limits) -> Option<Arc<SessionShared>> {
         let shared = self.session(id)?.shared();
         if shared.who().is_some() {

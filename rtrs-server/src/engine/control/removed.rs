@@ -1,11 +1,11 @@
 //! Exports that sessions had open when the operator removed them by force.
 //!
-//! Such a session continues with its other exports. A client that compares what it opens fails its
-//! device permanently when it learns of the removal (EIDRM). It must not reopen the name, even
-//! after it has lost all its paths, because by then another export may have the name. A kernel
-//! client does not support such a removal; it opens the export that has the name when it
-//! reconnects, as after a restart of the server. The session's unflushed writes are kept for this
-//! case (`ended.rs`).
+//! Such a session continues with its other exports. A client that compares the identities of the
+//! exports it opens fails its device permanently when it learns of the removal (EIDRM). Such a
+//! client must not reopen the name, even after it has lost all its paths, because by then another
+//! export may have the name. A kernel client does not support such a removal: on reconnect, as
+//! after a restart of the server, it opens whatever export has the name. The session's unflushed
+//! writes are kept for this case (`ended.rs`).
 //!
 //! At most [`REMOVED_MAX`] entries are kept; the oldest are dropped first.
 
@@ -24,13 +24,13 @@ const REMOVED_MAX: usize = 1024;
 struct RemovedOpen {
     session: SessionId,
     export: Known,
-    /// The export's device ID, until the session ends or closes it.
+    /// The export's device ID, until the session ends or closes the device.
     device: Option<DeviceId>,
     /// Whether the client must not reopen the name.
     refused: bool,
 }
 
-/// Removed exports that sessions had open, the oldest first.
+/// Removed exports that sessions had open, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Removed(VecDeque<RemovedOpen>);
 

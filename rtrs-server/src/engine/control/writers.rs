@@ -1,4 +1,4 @@
-//! Last writers of exports, to detect a client that returns after another one has written.
+//! Last writers of exports, to detect a client that returns after another client has written.
 //!
 //! A client whose paths have all failed keeps its requests and returns with the same session ID.
 //! Meanwhile its session has ended here, and another client may have opened the export for writing,
@@ -8,15 +8,16 @@
 //! exclusive writing since. A kernel client does not announce that it returns.
 //!
 //! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the
-//! process, including those of exports that were removed meanwhile, so it refuses the sessions that
-//! it does not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is the record of
-//! an export that earlier processes left in the state directory. A save may have failed, so it
-//! refuses only the sessions that it lists as displaced. It applies until the first open for
-//! exclusive writing by a session that is new to this process. After a restart, a session that
-//! returns does not indicate that others were displaced, because both sides of a migration return.
+//! process, including opens of exports that were removed meanwhile, so it refuses every session
+//! that it does not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is the
+//! record of an export that earlier processes left in the state directory. A save may have failed,
+//! so the saved record refuses only the sessions that it lists as displaced. The saved record
+//! applies until the first open for exclusive writing by a session that is new to this process.
+//! After a restart, a session that returns does not indicate that others were displaced, because
+//! both sides of a migration return.
 //!
 //! Writers of a migration are on the list together, until one of them is granted exclusive access.
-//! At most [`EXPORTS_MAX`] exports are remembered; the one opened longest ago is dropped first.
+//! At most [`EXPORTS_MAX`] exports are remembered; the export opened longest ago is dropped first.
 
 use std::collections::VecDeque;
 
@@ -37,8 +38,8 @@ const SESSIONS_MAX: usize = 16;
 struct Entry {
     name: String,
     id: Option<ExportId>,
-    /// First the session that has opened the export for exclusive writing, then those that have
-    /// joined it.
+    /// First the session that has opened the export for exclusive writing, then the sessions that
+    /// have joined it.
     sessions: Vec<SessionId>,
 }
 
@@ -49,8 +50,8 @@ pub(super) struct NewWriter {
     pub(super) access: AccessMode,
     /// Whether the session had the export open before, according to its client.
     pub(super) returns: bool,
-    /// Whether the open replaces one for a migration by exclusive access: the migration is over,
-    /// and the session on the old host must not continue.
+    /// Whether the open replaces an open for a migration by exclusive access: the migration is
+    /// over, and the session on the old host must not continue.
     pub(super) promoted: bool,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct NewWriter {
 pub(super) struct CurrentWriters(VecDeque<Entry>);
 
 impl CurrentWriters {
-    /// Whether another session has opened the export for exclusive writing since this one.
+    /// Whether another session has opened the export for exclusive writing since this session did.
     pub(super) fn have_changed_since(&self, session: SessionId, export: &Export) -> bool {
         let entry = self.0.iter().find(|entry| entry.is_of(export));
         match entry {
@@ -108,7 +109,7 @@ impl CurrentWriters {
 }
 
 impl Entry {
-    /// Whether this is the entry of an export, and not of an earlier one with the same name.
+    /// Whether this is the entry of an export, and not of an earlier export with the same name.
     fn is_of(&self, export: &Export) -> bool {
         match (self.id, export.id) {
             (Some(before), Some(now)) => before == now,

@@ -1,10 +1,10 @@
 //! A model of writes, syncs and flushes on three shards, for loom (`rtrs_core::sync`).
 //!
-//! The shards' devices, the steps of their IOs, the epoch of the export and the ledger of the
-//! session are the server's; only the disk and the shard's loop are modeled. One shard acknowledges
-//! a write. On a second, a flush of another session fails: the disk loses all data that was not
-//! durable, and reports that only to this sync. On a third, a flush of the first session succeeds
-//! and is checked.
+//! The model runs the server's own code for the shards' devices, the steps of IOs, the export's
+//! epoch and the session's ledger. Only the disk and the shard loop are modeled. One shard
+//! acknowledges a write. On a second shard, a flush of another session fails: the disk loses all
+//! data that was not durable, and reports the loss only to this sync. On a third shard, a flush of
+//! the first session succeeds and is checked.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ struct Disk {
     fates: Mutex<[Fate; 2]>,
     /// Whether the session's flush was submitted.
     flushing: AtomicBool,
-    /// Value of `flushing` when the write had completed, before it was acknowledged.
+    /// Value of `flushing` after the write completed and before the write was acknowledged.
     flushed_first: std::sync::atomic::AtomicBool,
 }
 
@@ -124,18 +124,18 @@ struct Change {
     durable: Durable,
 }
 
-/// Mechanism that makes a change durable on its own.
+/// Mechanism that makes a single change durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Durable {
     No,
     ByFua,
-    /// Durable by a flush, because the device has no FUA.
+    /// Made durable by a flush, because the device has no FUA.
     ByPostFlush,
 }
 
 const PLAIN_FLUSH: Change = Change { op: IoOp::Flush, durable: Durable::No };
 
-/// One request, on its shard.
+/// A request running on its shard.
 struct Request {
     devices: Devices,
     io: IoProgress,
@@ -169,7 +169,7 @@ impl Request {
         Self { devices, io, settling: None }
     }
 
-    /// Runs the request up to its answer, or to a step that other syncs must settle.
+    /// Runs the request up to its answer, or up to a step whose result depends on other syncs.
     fn run(&mut self, account: Account<'_>) -> Option<u16> {
         loop {
             let op = if self.io.is_flush() { IoOp::Flush } else { self.io.op };
@@ -193,10 +193,10 @@ impl Request {
 
     /// Errno of a request that could not be answered earlier. No other sync is outstanding.
     fn finish(&mut self, account: Account<'_>) -> u16 {
-        match self.settle(account).expect("it waits for no outstanding sync") {
+        match self.settle(account).expect("no other sync is outstanding") {
             Next::Answer(errno) | Next::ReportLoss(errno) => errno,
             Next::Submit | Next::PutIn(_) => {
-                self.run(account).expect("it waits for no outstanding sync")
+                self.run(account).expect("no other sync is outstanding")
             }
         }
     }
@@ -248,7 +248,8 @@ fn check(change: Change, before: bool) {
         let (fates, flushing) = (Mutex::new(fates), AtomicBool::new(false));
         let disk = Arc::new(Disk { fates, flushing, flushed_first: Default::default() });
         let export = Export::new("vol", Arc::new(Source(Arc::clone(&disk))));
-        // Set here, because loom does not see the `OnceLock` that orders it before its use.
+        // Set here, because loom does not model the `OnceLock` that otherwise orders this call
+        // before the first use.
         export.epoch.order().set_shards(SHARDS);
         let (ledger, other) = (FlushLedger::default(), FlushLedger::default());
         if before {
@@ -274,7 +275,8 @@ fn check(change: Change, before: bool) {
 
         let fates = *model.disk.fates.lock().unwrap();
         if change.durable != Durable::No {
-            assert!(written != 0 || fates[1] == Fate::Durable, "acknowledged, and {fates:?}");
+            let is_durable = fates[1] == Fate::Durable;
+            assert!(written != 0 || is_durable, "acknowledged but not durable: {fates:?}");
         }
         for at in (0..2).filter(|at| fates[*at] == Fate::Lost) {
             let plain = at == 0 || change.durable == Durable::No;

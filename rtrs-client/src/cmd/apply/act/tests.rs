@@ -154,7 +154,7 @@ fn a_missing_volume_joins_its_running_session() {
     let fake = Fake::new("join-first", "s", &["b"], 0);
     assert_eq!(fake.act(&first, &attach, "b"), Ok(Some("attached")));
     assert_eq!(fake.requests(), [ADD_A]);
-    // There is no session, or only a different one.
+    // There is no session, or only a different session.
     for (test, session, volumes) in [("none", "s", &[][..]), ("other", "t", &["a"])] {
         let fake = Fake::new(test, session, volumes, 0);
         let error = fake.act(&second, &attach, "a").unwrap_err();

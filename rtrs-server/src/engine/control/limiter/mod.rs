@@ -1,9 +1,9 @@
 //! Limits on the resources that clients use before they have proven anything.
 //!
 //! A session is *unproven* until it opens an export (`sessions.rs`), and a path is unauthenticated
-//! until its client has proven its identity, if it must (`paths.rs`). Both give way to newcomers
-//! once a limit is reached. Admission asks the limiter which sessions and paths those are, and ends
-//! them itself; every later event of a session or path is reported here.
+//! until its client has proven its identity, if it must (`paths.rs`). Both are evicted for
+//! newcomers once a limit is reached. Admission asks the limiter which sessions and paths to evict,
+//! and ends them itself. Every later event of a session or path is reported to the limiter.
 
 mod paths;
 mod sessions;

@@ -1,18 +1,20 @@
 //! Limits for paths whose clients have not yet authenticated.
 //!
 //! Anyone who can reach the port can connect such paths, and anyone who knows a session's UUID can
-//! connect them to the session. Such paths therefore take no capacity from authenticated ones: they
-//! are counted separately, by session and by the memory of their chunks, which is pinned before the
-//! proof. That memory counts until it is deregistered, even if its path ended long before.
+//! connect them to the session. Such paths therefore take no capacity from authenticated paths:
+//! they are counted separately, by session and by the memory of their chunks, which is pinned
+//! before the client authenticates. That memory counts until it is deregistered, even if the path
+//! ended long before.
 //!
-//! When a limit is reached, existing paths give way to a newcomer until it fits: first the oldest
-//! path from the source with the most. If the newcomer would not fit even then, no path ends, and
-//! the newcomer is refused and retries. A path gives way if the newcomer's source holds less, or if
-//! it is older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
-//! authenticated path from there is open, or ended less than [`LOST_FOR`] ago. Other paths give way
-//! to known sources immediately. Known sources give way last, and never within their own session.
-//! Unauthenticated clients therefore cannot prevent a client from coming back, however many
-//! addresses they use.
+//! When a limit is reached, existing paths are evicted until the newcomer fits, starting with the
+//! oldest path of the source that holds the most. If the newcomer would not fit even then, no path
+//! is evicted, and the newcomer is refused and retries. A path can be evicted if its source holds
+//! more than the newcomer's source, or if the path is older than [`PATIENCE`]; an honest client
+//! authenticates within milliseconds. A source is known if an authenticated path from there is
+//! open, or ended less than [`LOST_FOR`] ago. A newcomer from a known source evicts paths of
+//! unknown sources immediately. Paths of known sources are evicted last, and never within their own
+//! session. Unauthenticated clients therefore cannot prevent a client from coming back, however
+//! many addresses they use.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,14 +31,15 @@ use crate::engine::control::refusal::Refusal;
 use crate::engine::control::registry::Registry;
 use crate::path::{PathEnd, PathKey, PathShared};
 
-/// Maximum number of unauthenticated paths in a session, doubled for known sources. No less than
-/// the number of paths of an honest client.
+/// Maximum number of unauthenticated paths in a session, doubled for known sources. Must be at
+/// least the number of paths of an honest client.
 const UNPROVED_MAX: usize = 32;
 
-/// Share of `memory-max` for all unauthenticated paths, as a divisor; one path is always permitted.
+/// Divisor of `memory-max` that gives the limit for all unauthenticated paths. One path is always
+/// permitted.
 const MEMORY_SHARE: u64 = 4;
 
-/// Age at which a path gives way even to a source that holds no less.
+/// Age from which a path can be evicted regardless of how much each source holds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time for which a source remains known after its paths have ended.
@@ -49,7 +52,7 @@ const LOST_MAX: usize = 1024;
 pub(in crate::engine::control) struct Newcomer {
     pub(in crate::engine::control) session: SessionId,
     pub(in crate::engine::control) source: Source,
-    /// Size of its chunks in bytes before the proof.
+    /// Size in bytes of the path's chunks before authentication.
     pub(in crate::engine::control) bytes: u64,
 }
 
@@ -57,9 +60,9 @@ pub(in crate::engine::control) struct Newcomer {
 #[derive(Debug)]
 pub(super) struct UnprovedPaths {
     meter: Arc<MemoryMeter>,
-    /// Counted memory, with its path and source.
+    /// Memory of unauthenticated paths, each region with its path and source.
     regions: Vec<(PathKey, Source, Weak<Region>)>,
-    /// Sources of authenticated paths that have ended, with the time they ended.
+    /// Sources of authenticated paths that have ended, with the time of the end.
     lost: BTreeMap<(Source, SessionId), Instant>,
 }
 
@@ -85,7 +88,7 @@ struct Demand {
 /// Known sources.
 struct Known {
     sources: BTreeSet<Source>,
-    /// Whether known sources never give way.
+    /// Whether paths of known sources are never evicted.
     stay: bool,
 }
 
@@ -96,7 +99,7 @@ struct Places {
     live: u64,
     /// Amount held by paths that are ending or have ended.
     ending: u64,
-    /// Sources of those paths.
+    /// Sources of paths that are ending or have ended.
     ending_from: BTreeSet<Source>,
 }
 
@@ -143,7 +146,7 @@ impl UnprovedPaths {
         }
     }
 
-    /// Sources that are known for a session, or for any session.
+    /// Sources that are known for the session `of`, or for any session if `of` is None.
     fn known(&self, of: Option<SessionId>, registry: &Registry, now: Instant) -> Known {
         let paths = registry.paths().filter(|path| {
             let counts = of.is_none_or(|id| path.shared().session.id == id);
@@ -218,11 +221,12 @@ impl Places {
                 continue;
             }
             places.live += more;
-            // An authenticated path waits only for its older connection attempts.
+            // Not evicted: the client has authenticated, and the path waits only for older
+            // connection attempts to end.
             if more == 0 || path.proving().is_some_and(|proving| proving.waiting().is_some()) {
                 continue;
             }
-            // A client can do nothing before its path is accepted.
+            // The age counts from acceptance, because the client cannot authenticate earlier.
             let since = path.handshake.accepted().unwrap_or(now);
             let share = places.shares.entry(source).or_default();
             share.amount += more;
@@ -231,7 +235,7 @@ impl Places {
         places
     }
 
-    /// Selects the paths that must end so that a demand fits below its limit.
+    /// Selects the paths that must end so that a demand fits within its limit.
     fn room(&mut self, demand: Demand, known: &Known, now: Instant) -> Option<Vec<PathKey>> {
         let Demand { source, amount, limit } = demand;
         let limit = limit.max(amount);
@@ -254,7 +258,7 @@ impl Places {
         Some(ended)
     }
 
-    /// Selects the next path that gives way, if any.
+    /// Selects the next path to evict, if any.
     fn next(&self, demand: Demand, known: &Known, now: Instant) -> Option<PathKey> {
         let Demand { source, amount, limit } = demand;
         let own = self.shares.get(&source).map_or(0, |share| share.amount);
@@ -265,7 +269,8 @@ impl Places {
             let (has_more, is_late) = (share.amount > own + amount, now.since(since) >= PATIENCE);
             let gives_way = match known.has(*from) {
                 true if known.stay => false,
-                // Half of the limit is reserved for the newcomer's source, not all of it.
+                // Below the age `PATIENCE`, an unknown newcomer evicts a path of a known source
+                // only if that source holds more than half of the limit.
                 true => is_late || has_more && (known.has(source) || share.amount > limit / 2),
                 false => is_late || has_more || comes_first,
             };
@@ -274,7 +279,7 @@ impl Places {
         next.max_by_key(|(order, _)| *order).map(|(_, key)| key)
     }
 
-    /// Marks a path as ending. Its amount counts until it has ended.
+    /// Marks a path as ending. Its resources count until the path has ended.
     fn end(&mut self, key: PathKey) {
         for share in self.shares.values_mut() {
             let at = share.paths.keys().find(|(_, path)| *path == key).copied();

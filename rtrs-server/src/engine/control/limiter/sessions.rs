@@ -1,15 +1,15 @@
-//! Limits for unproven sessions, and the selection of the one to evict.
+//! Limits for unproven sessions, and the selection of the session to evict.
 //!
 //! A session is *unproven* until it has opened an export. A client does that right after its first
 //! path is up (the kernel client maps a device with the call that creates the session,
 //! `rtrs-client` opens on each path), so legitimate sessions are unproven only briefly. Connections
 //! of unproven sessions, during the handshake and after it, are limited by `half-open-max`. When
 //! that limit or `sessions-max` is reached, the oldest unproven session of the source with the most
-//! such sessions is evicted ([`Quota`]), and the new one admitted. Creating and ending sessions
-//! slows down working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that
-//! rate the new session is refused. Sources without unproven sessions have a separate budget.
+//! such sessions is evicted ([`Quota`]), and the new session is admitted. Creating and ending
+//! sessions slows down working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond
+//! that rate the new session is refused. Sources without unproven sessions have a separate budget.
 //!
-//! Sessions that have opened an export are exempt, and so are those that had one open and
+//! Sessions that have opened an export are exempt, and so are sessions that had an export open and
 //! reconnect: their ID is a random 128-bit number, which over plain TCP only the two ends and
 //! anyone who can read the network between them know. Such sessions are subject only to their own
 //! limits (sessions, paths, connections of a path).
@@ -163,8 +163,8 @@ impl UnprovenSessions {
         self.unproven.add((number, id), source);
     }
 
-    /// Records that a client has proved that it owns a session. If the session is one that may
-    /// reconnect, it is no longer unproven.
+    /// Records that a client has proved that it owns a session. A session that may reconnect is
+    /// then no longer unproven.
     pub(super) fn proved(&mut self, id: SessionId) {
         if self.returning.contains(&id) {
             self.opened(id);
@@ -245,7 +245,7 @@ mod tests {
             sessions.joined(candidate(id(n), MANY), false);
         }
         assert_eq!(decide(&mut sessions, 5, None, 4), Ok(Decision::AcceptAfterEvicting(id(2))));
-        // A connection is refused if its own session would be the one to evict.
+        // A connection is refused if its own session would be evicted.
         assert_eq!(decide(&mut sessions, 2, Some(false), 4), Err(Refusal::HalfOpen(4)));
         sessions.evicting(id(2));
         assert_eq!(decide(&mut sessions, 5, None, 4), Ok(Decision::Accept));
