@@ -314,7 +314,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     // No command closes the last copy of the content unless forced to.
     for words in [&["drain"][..], &["export", "remove", "vol0"]] {
         let done = server.command(words).code(1).says("of export \"vol0\" was deleted");
-        let _ = done.says("copy it through a client, or with `cp ").says("or use --force");
+        let _ = done.says("copy it through a client, or with `cp ").says("--force continues");
     }
     let preview = server.command(&["export", "remove", "vol0", "--dry-run"]).ok();
     let _ = preview.says("warning: ").says("was deleted").says("--force");

@@ -211,7 +211,7 @@ fn a_change_that_could_not_be_saved_is_reported() {
         .code(1)
         .says("new added\n")
         .says("\"new\" is added, but the change is not saved in ")
-        .says("exports.d/new.yaml; add its entry from `rtrs-server export save` to that file");
+        .says("exports.d/new.yaml; write its entry from `rtrs-server export save` to that file");
     assert_eq!(host.files(), [] as [&str; 0], "no partial file");
     let _ = server.command(&["export", "list"]).ok().says("new ");
     let _ = server.command(&["export", "set", "new", "ro", "--save"]).ok();

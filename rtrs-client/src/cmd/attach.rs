@@ -339,7 +339,8 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     if args.accept_new_identity {
         return Err(usage(
             "--accept-new-identity applies only when a session is attached; an added volume \
-             without --identity accepts any export unless a dead process left the volume attached",
+             without --identity accepts any export; if a dead process left the volume attached, \
+             detach it first",
         ));
     }
     let mut settings = args.own()?;

@@ -79,7 +79,7 @@ impl GuestRegion {
         let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page);
         if system.f_type == HUGETLBFS_MAGIC && !is_whole {
             return Err(bad(
-                "a region of huge pages whose size is not a multiple of the page size",
+                "a region of huge pages whose offset or size is not a multiple of the page size",
             ));
         }
         let length = usize::try_from(len).map_err(io::Error::other)?;

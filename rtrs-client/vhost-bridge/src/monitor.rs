@@ -305,7 +305,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
 
     fn reset_device(&mut self) -> Result<()> {
         self.stop(0..self.shared.rings.max);
-        self.features = 0;
+        (self.features, self.log) = (0, None);
         // Monitors reset the device before they load the state of a guest that arrives.
         if !self.shared.is_arriving() {
             self.is_mode_unknown = false;

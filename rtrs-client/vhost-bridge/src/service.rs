@@ -270,7 +270,8 @@ impl Serving {
             let text = "the guest kicked its queues, but no request appeared in them";
             tracing::warn!(repeated, "{name}: {text}; its memory must be shared");
         }
-        self.shared.disconnected(is_in_use);
+        // A guest that could not use the device has left nothing here.
+        self.shared.disconnected(is_in_use && !self.shared.is_arriving());
         goes_on
     }
 

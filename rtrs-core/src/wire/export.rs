@@ -92,7 +92,7 @@ impl OpenFlags {
 
     fn to_wire(self) -> u8 {
         let Self { returns, waits } = self;
-        u8::from(returns) * Self::RETURNS | u8::from(waits) * Self::WAITS
+        (u8::from(returns) * Self::RETURNS) | (u8::from(waits) * Self::WAITS)
     }
 
     fn from_wire(byte: u8) -> Self {

@@ -72,8 +72,9 @@ pub struct LowArgs {
 
     /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
-    /// Fails on anything that would prevent a start, such as a locked target, an address in use, or
-    /// missing permission for io_uring. Prints the warnings that startup would log. If this server
+    /// Fails if an export cannot be opened, for example because its target is locked, and on
+    /// anything else that would prevent a start, such as an address in use or missing permission
+    /// for io_uring. Prints the warnings that startup would log. If this server
     /// itself is running (its name, or without --name its address, in the same run directory),
     /// reports that and does not test what the server holds. Accepts no connections and changes
     /// nothing.

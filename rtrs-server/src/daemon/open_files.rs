@@ -87,7 +87,7 @@ impl fmt::Display for Need {
 fn shortage(need: Need, limit: u64) -> Option<String> {
     (limit < need.total()).then(|| {
         format!(
-            "the limit of open files is {limit}, enough for {} sessions, but the settings allow \
+            "the limit of open files is {limit}, enough for {} sessions, but the settings need \
              {}: {need}; raise the hard limit (LimitNOFILE= in a systemd unit), or lower \
              sessions-max or half-open-max",
             need.sessions_within(limit),
@@ -128,7 +128,7 @@ mod tests {
         let text = shortage(need, 1024).unwrap();
         assert_eq!(
             text,
-            "the limit of open files is 1024, enough for 59 sessions, but the settings allow \
+            "the limit of open files is 1024, enough for 59 sessions, but the settings need \
              1429: 1000 for 100 sessions (2 paths of 5 connections each), 292 for half-open-max \
              (twice) and pings, and 137 for shards and exports; raise the hard limit \
              (LimitNOFILE= in a systemd unit), or lower sessions-max or half-open-max"

@@ -15,7 +15,7 @@
 //! failure reported before the write's acknowledgment did not cover the write.
 
 use rtrs_core::ids::PermitId;
-use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rtrs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::path::key::PathKey;
 
@@ -52,6 +52,9 @@ pub struct FlushLedger {
     reported_to: AtomicU64,
     /// Epoch in which the session opened the export.
     opened: AtomicU32,
+    /// Whether `late` stands for a loss of the session on the old host of a virtual machine, which
+    /// this session's client cannot detect.
+    inherits_loss: AtomicBool,
 }
 
 fn pack(epoch: u32, generation: u32) -> u64 {
@@ -79,6 +82,7 @@ impl FlushLedger {
         self.late.store(0, Ordering::SeqCst);
         self.reported_to.store(0, Ordering::SeqCst);
         self.opened.store(epoch, Ordering::SeqCst);
+        self.inherits_loss.store(false, Ordering::SeqCst);
     }
 
     /// Epoch in which the session opened the export.
@@ -103,6 +107,18 @@ impl FlushLedger {
         } else {
             self.wrote(epoch, epoch);
         }
+    }
+
+    /// Takes over a loss that the session on the old host of a virtual machine did not report. A
+    /// client that compares cache IDs cannot detect this loss either.
+    pub fn inherit_loss(&self) {
+        self.inherits_loss.store(true, Ordering::SeqCst);
+        self.report_again();
+    }
+
+    /// Whether an inherited loss must still be reported.
+    pub fn has_inherited_loss(&self) -> bool {
+        self.late.load(Ordering::SeqCst) != 0 && self.inherits_loss.load(Ordering::SeqCst)
     }
 
     /// Whether all writes have been flushed.
@@ -184,6 +200,7 @@ impl FlushLedger {
         #[allow(clippy::cast_possible_truncation, reason = "a generation plus one")]
         let covered = late != 0 && !is_later((late - 1) as u32, mark.generation);
         if covered {
+            self.inherits_loss.store(false, Ordering::SeqCst);
             // A late write that arrives in the meantime is kept.
             let _ = self.late.compare_exchange(late, 0, Ordering::SeqCst, Ordering::SeqCst);
         }

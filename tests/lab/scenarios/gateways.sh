@@ -93,7 +93,7 @@ frozen_after() { # number
     sleep 20
     kill -CONT "${GATEWAYS[$1]}"
     wait_until 60 "gateway $1 to notice the takeover" grep -Eq \
-        'refuses this server|another server has taken over|did not run' "$LAB_WORK/gateway$1.log"
+        'blocklisted this server|another server has taken over|was paused' "$LAB_WORK/gateway$1.log"
 }
 
 cut_off() { # active

@@ -56,7 +56,7 @@ impl CacheEpoch {
         let inherited = self.inherited.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
         // A guest that moves here relies on a flush for writes of its old host.
         let arrives = self.promotes && !rtrs_core::mutated!(ArrivalForgotten);
-        let before = inherited.or(arrives.then_some(epoch));
+        let before = inherited.or_else(|| arrives.then_some(epoch));
         let begins = before.filter(|epoch| *epoch != 0).unwrap_or(epoch);
         let mut watch = CacheWatch::new(self.shards, begins, volatile);
         if before.is_some() && epoch != 0 {

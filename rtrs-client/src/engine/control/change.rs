@@ -71,8 +71,7 @@ pub enum ChangeError {
     #[error("no path {0}; see path list")]
     NoPath(String),
     /// The session already has a path with this name.
-    #[error("path {name} already exists{}", if *.leaving { " and is still being \
-                                                            removed" } else { "" })]
+    #[error("path {name} already exists{}", if *.leaving { ", and is leaving" } else { "" })]
     PathExists {
         /// Name of the path.
         name: String,
@@ -138,7 +137,7 @@ pub enum ChangeError {
     #[error("{0} is the last volume of the session; detach the session")]
     LastVolume(String),
     /// The volume of this export cannot move between servers.
-    #[error("the export of {0} has only one gateway (see its option gateway)")]
+    #[error("the export of {0} cannot move to another server (see its option gateway)")]
     OneGateway(String),
     /// No server could take over the volume of this export.
     #[error("no path to another gateway of {0} is connected")]

@@ -36,8 +36,8 @@ use crate::path::state::PathState;
 
 /// Reason why a volume cannot be opened for a promotion.
 const NOT_PROMOTED: &str = "the server cannot hand the export over between sessions: access \
-                            migration needs a single rtrs-server, and an export without the option \
-                            gateway";
+                            migration for a virtual machine needs a single rtrs-server, and an \
+                            export without the option gateway";
 
 /// Reason why a server without an ID promotes no session: the session on the old host could not
 /// prove that it returns after a restart of the server, and would be refused beside the new one.

@@ -72,7 +72,7 @@ impl<'a> SessionView<'a> {
 
     /// Acknowledged writes to a volume that await a flush or a report of their loss.
     pub(crate) fn outstanding(self, volume: DeviceIndex) -> Option<Outstanding> {
-        Some(self.volumes.get(volume)?.cache.outstanding())
+        Some(self.volumes.get(volume)?.outstanding())
     }
 
     /// All volumes, for listings.

@@ -16,6 +16,7 @@ use super::identity::PinnedExport;
 use super::moving::Moving;
 use super::no_path::NoPathClock;
 use super::promotion::Promotion;
+use crate::engine::cache_epoch::Outstanding;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{SessionConfig, VolumeConfig};
@@ -170,6 +171,16 @@ impl Volume {
         if self.promotion.is_pending() {
             tracing::info!(export = self.config.export, "exclusive access granted");
             (self.access, self.promotion) = (AccessMode::ReadWrite, Promotion::None);
+        }
+    }
+
+    /// Acknowledged writes whose loss users would not notice without the saved epoch. Before a
+    /// promotion, only a virtual machine that waits may have left writes, on its old host.
+    pub(super) fn outstanding(&self) -> Outstanding {
+        match self.cache.outstanding() {
+            Outstanding::Nothing => Outstanding::Nothing,
+            _ if self.promotion.is_pending() => Outstanding::Reported,
+            outstanding => outstanding,
         }
     }
 

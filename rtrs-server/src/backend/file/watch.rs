@@ -173,8 +173,8 @@ impl Shared {
             tracing::error!(
                 bytes = len,
                 exported = had,
-                "{path}: shrunk while exported; IO beyond the new end fails until the export is \
-                 reopened or resized with `export resize` (with --force while it is open)"
+                "{path}: shrunk while exported; IO beyond the new end fails until the target is \
+                 exported again or resized with `export resize` (with --force while it is open)"
             );
         } else {
             let size = self.whole_blocks(len);

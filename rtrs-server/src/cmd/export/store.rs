@@ -87,8 +87,8 @@ impl Store {
 
     /// Writes the running settings of the export. `done` describes the change already made.
     pub(super) fn save(self, server: &Server, done: &str) -> Result<PathBuf, Error> {
-        let hint = "add its entry from `rtrs-server export save` to that file, or a restart loses \
-                    the change";
+        let hint = "write its entry from `rtrs-server export save` to that file, in place of an \
+                    old entry, or a restart loses the change";
         let saved = server.request::<SavedExports>(&Request::ExportSave).and_then(|saved| {
             let spec = saved.exports.into_iter().find(|spec| spec.name() == self.name);
             self.put(

@@ -75,9 +75,10 @@ impl Entry {
         let name = spec.name();
         let hint = match &spec.target {
             Target::Memory(_) if self.spec.target != spec.target => {
-                "set its size with `export resize`, or remove it and add it again"
+                "set its size with `export resize`; to discard the content, remove it and add it \
+                 again"
             }
-            _ => "remove it and add it again if you want that",
+            _ => "to discard the content, remove it and add it again",
         };
         Err(format!("export {name:?} would lose its content; {hint}"))
     }

@@ -15,7 +15,7 @@ use crate::backend::FileId;
 use crate::export::Export;
 
 /// Hint for a refused command that would close a deleted file.
-pub(in crate::daemon) const LAST_COPY_HINT: &str = ", or use --force";
+pub(in crate::daemon) const LAST_COPY_HINT: &str = "; --force continues without a copy";
 
 /// Returns the reason not to close an export that is, or may be, the only copy of its content. The
 /// caller must have examined the target.

@@ -56,7 +56,19 @@ struct Entry {
     oldest: EpochMark,
     /// Whether a loss must still be reported.
     late: bool,
+    /// Whether a different session made the writes; see [`Left::inherited`].
+    inherited: bool,
     at: Instant,
+}
+
+/// Unflushed writes that a session takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    /// Whether any of them may be lost without the client's knowledge.
+    pub(super) lost: bool,
+    /// Whether the session on the old host of a virtual machine made them, so the client cannot
+    /// detect the loss by comparing cache IDs.
+    pub(super) inherited: bool,
 }
 
 /// Unflushed writes of ended sessions, oldest first.
@@ -64,32 +76,44 @@ struct Entry {
 pub(super) struct Ended(VecDeque<Entry>);
 
 impl Ended {
-    /// Stores the ledger of a session that ended with this export open.
+    /// Stores the ledger of a session that ended with this export open, for the next session with
+    /// this ID. `inherited` means that the ledger is that of a different session.
     pub(super) fn keep(
         &mut self,
         now: Instant,
         session: SessionId,
         export: &Known,
         ledger: &FlushLedger,
+        inherited: bool,
     ) {
         let Some((oldest, late)) = ledger.unflushed() else { return };
+        let inherited = inherited || ledger.has_inherited_loss();
+        let Known { name, id, epoch } = export.clone();
+        let oldest = epoch.after(oldest);
         self.expire(now);
+        let is_same =
+            |one: &Entry| one.session == session && one.name == export.name && one.id == export.id;
+        if let Some(one) = self.0.iter_mut().find(|one| is_same(one)) {
+            // The earlier entry has the lower epoch.
+            one.late |= late;
+            one.inherited |= inherited;
+            return;
+        }
         if self.0.len() >= KEPT_MAX {
             self.0.pop_front();
         }
-        let Known { name, id, epoch } = export.clone();
-        self.0.push_back(Entry { session, name, id, oldest: epoch.after(oldest), late, at: now });
+        self.0.push_back(Entry { session, name, id, oldest, late, inherited, at: now });
     }
 
-    /// Takes the unflushed writes that an earlier session with the same ID left at the export.
-    /// Returns whether any of these writes may be lost without the client's knowledge, or None if
-    /// there are none. All are lost if a different file or disk now has the name.
+    /// Takes the unflushed writes that earlier sessions left for the session with this ID at the
+    /// export. Returns None if there are none. All are lost if a different file or disk now has the
+    /// name.
     pub(super) fn take(
         &mut self,
         now: Instant,
         session: SessionId,
         export: &Export,
-    ) -> Option<bool> {
+    ) -> Option<Left> {
         self.expire(now);
         let at = self.0.iter().position(|entry| {
             let same = entry.name == export.name || entry.id.is_some() && entry.id == export.id;
@@ -97,7 +121,8 @@ impl Ended {
         })?;
         let entry = self.0.remove(at)?;
         let other = entry.id.zip(export.id).is_some_and(|(before, now)| before != now);
-        Some(other || entry.late || export.epoch.has_risen_since(&entry.oldest))
+        let lost = other || entry.late || export.epoch.has_risen_since(&entry.oldest);
+        Some(Left { lost, inherited: entry.inherited })
     }
 
     fn expire(&mut self, now: Instant) {
@@ -124,6 +149,10 @@ mod tests {
         Export { epoch, ..Export::new(name, source) }
     }
 
+    fn is_lost(left: Option<Left>) -> Option<bool> {
+        left.map(|left| left.lost)
+    }
+
     fn dirty() -> FlushLedger {
         let ledger = FlushLedger::default();
         ledger.wrote(0, 0);
@@ -134,16 +163,16 @@ mod tests {
     fn only_the_same_session_resumes_unflushed_writes_and_only_once() {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let vol = export("vol", &epoch);
-        ended.keep(START, SESSION, &Known::new(&vol), &FlushLedger::default());
+        ended.keep(START, SESSION, &Known::new(&vol), &FlushLedger::default(), false);
         assert_eq!(ended.take(START, SESSION, &vol), None, "nothing was written");
-        ended.keep(START, SESSION, &Known::new(&vol), &dirty());
+        ended.keep(START, SESSION, &Known::new(&vol), &dirty(), false);
         assert_eq!(ended.take(START, SessionId([2; 16]), &vol), None);
         assert_eq!(ended.take(START, SESSION, &export("other", &epoch)), None);
-        assert_eq!(ended.take(START, SESSION, &vol), Some(false));
+        assert_eq!(is_lost(ended.take(START, SESSION, &vol)), Some(false));
         assert_eq!(ended.take(START, SESSION, &vol), None);
-        ended.keep(START, SESSION, &Known::new(&vol), &dirty());
+        ended.keep(START, SESSION, &Known::new(&vol), &dirty(), false);
         epoch.raise();
-        assert_eq!(ended.take(START, SESSION, &vol), Some(true));
+        assert_eq!(is_lost(ended.take(START, SESSION, &vol)), Some(true));
     }
 
     #[test]
@@ -151,12 +180,12 @@ mod tests {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let vol = |n: usize| export(&n.to_string(), &epoch);
         for n in 0..=KEPT_MAX {
-            ended.keep(START, SESSION, &Known::new(&vol(n)), &dirty());
+            ended.keep(START, SESSION, &Known::new(&vol(n)), &dirty(), false);
         }
         assert_eq!(ended.0.len(), KEPT_MAX);
         assert_eq!(ended.take(START, SESSION, &vol(0)), None, "the oldest was dropped");
         let almost = START + Duration::from_secs(599);
-        assert_eq!(ended.take(almost, SESSION, &vol(1)), Some(false));
+        assert_eq!(is_lost(ended.take(almost, SESSION, &vol(1))), Some(false));
         assert_eq!(ended.take(START + KEPT_FOR, SESSION, &vol(2)), None);
         assert!(ended.0.is_empty());
     }
@@ -170,12 +199,16 @@ mod tests {
         let ledger = FlushLedger::default();
         ledger.wrote(1, 1);
         for (base, lost) in [(8, false), (9, true)] {
-            ended.keep(START, SESSION, &Known::new(&export("b", &before)), &ledger);
-            assert_eq!(ended.take(START, SESSION, &export("b", &kept(base))), Some(lost), "{base}");
+            ended.keep(START, SESSION, &Known::new(&export("b", &before)), &ledger, false);
+            assert_eq!(
+                is_lost(ended.take(START, SESSION, &export("b", &kept(base)))),
+                Some(lost),
+                "{base}"
+            );
         }
         // If the number is not saved, the result is unknown.
-        ended.keep(START, SESSION, &Known::new(&export("b", &Arc::default())), &dirty());
-        assert_eq!(ended.take(START, SESSION, &export("b", &Arc::default())), Some(true));
+        ended.keep(START, SESSION, &Known::new(&export("b", &Arc::default())), &dirty(), false);
+        assert_eq!(is_lost(ended.take(START, SESSION, &export("b", &Arc::default()))), Some(true));
     }
 
     #[test]
@@ -183,8 +216,8 @@ mod tests {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let with = |id| Export { id: Some(ExportId::of_name(id)), ..export("vol", &epoch) };
         for (id, lost) in [("a", false), ("b", true)] {
-            ended.keep(START, SESSION, &Known::new(&with("a")), &dirty());
-            assert_eq!(ended.take(START, SESSION, &with(id)), Some(lost), "{id}");
+            ended.keep(START, SESSION, &Known::new(&with("a")), &dirty(), false);
+            assert_eq!(is_lost(ended.take(START, SESSION, &with(id))), Some(lost), "{id}");
         }
     }
 

@@ -16,7 +16,7 @@ use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, OpenFlags, OpenRefusal, OpenRsp, OpenRspTail, errno};
 
 use super::close::Closings;
-use super::ended::{Ended, Known};
+use super::ended::{Ended, Known, Left};
 use super::open_modes::{OpenModes, Opener};
 use super::removed::Removed;
 use super::writers::{CurrentWriters, NewWriter};
@@ -223,11 +223,15 @@ impl Opens {
         opened.partial_writes &= compares;
         if !had
             && let Some(ledger) = ledger
-            && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
+            && let Some(Left { lost, inherited }) = self.ended.take(ctx.now, session.id, &export)
         {
-            // A client that compares the cache ID can detect a loss by the comparison.
+            // A client that compares the cache ID can detect a loss of its own writes by the
+            // comparison.
             let compared = compares && opened.cache_id != 0;
-            ledger.resume(epoch, lost && !compared);
+            match lost && inherited {
+                true => ledger.inherit_loss(),
+                false => ledger.resume(epoch, lost && !compared),
+            }
         }
         ControlAnswer::Opened(tail.encode(&opened))
     }
@@ -235,20 +239,24 @@ impl Opens {
     /// Hands over unflushed writes when a virtual machine migrates: the session of the new host
     /// takes over the writes that the old host may have left.
     fn inherit(&mut self, now: Instant, heir: SessionId, export: &Export, ledger: &FlushLedger) {
-        if !rtrs_core::mutated!(ArrivalForgotten) {
-            ledger.wrote(ledger.opened(), ledger.opened());
-            if self.ended.take(now, heir, export) == Some(true) {
-                ledger.resume(ledger.opened(), true);
-            }
+        ledger.wrote(ledger.opened(), ledger.opened());
+        if self.ended.take(now, heir, export).is_some_and(|left| left.lost) {
+            ledger.inherit_loss();
         }
     }
 
     /// Keeps the unflushed writes of a session that stops using an export. They are kept for the
     /// session that waits to be promoted at the export, if there is one.
-    fn bequeath(&mut self, now: Instant, export: ExportIndex, ledger: Option<&FlushLedger>) {
-        let heir = self.access.heir(export).zip(self.exports.get(export)).zip(ledger);
-        if let Some(((heir, export), ledger)) = heir {
-            self.ended.keep(now, heir, &Known::new(&export), ledger);
+    fn bequeath(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        export: ExportIndex,
+        ledger: &FlushLedger,
+    ) {
+        let heir = self.access.heir(export).filter(|heir| *heir != session);
+        if let Some((heir, export)) = heir.zip(self.exports.get(export)) {
+            self.ended.keep(now, heir, &Known::new(&export), ledger, true);
         }
     }
 
@@ -299,7 +307,9 @@ impl Opens {
         // Closing a device that is not open succeeds, as in the kernel.
         self.removed.closed(session.id, device);
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
-        self.bequeath(ctx.now, entry.export, session.devices.ledger(device));
+        if let Some(ledger) = session.devices.ledger(device) {
+            self.bequeath(ctx.now, session.id, entry.export, ledger);
+        }
         self.closings.begin(session.id, entry.export, Some(reply_to), self.params.cores, ctx.out);
         None
     }
@@ -366,8 +376,8 @@ impl Opens {
             let Some(entry) = session.devices.close(device) else { continue };
             let export = self.exports.get(entry.export);
             if let (Some(export), Some(ledger)) = (export, session.devices.ledger(device)) {
-                self.ended.keep(now, session.id, &Known::new(&export), ledger);
-                self.bequeath(now, entry.export, Some(ledger));
+                self.ended.keep(now, session.id, &Known::new(&export), ledger, false);
+                self.bequeath(now, session.id, entry.export, ledger);
             }
             if !rtrs_core::mutated!(ExportKept) {
                 self.give_back(entry.export, session.id, out);
@@ -375,7 +385,7 @@ impl Opens {
         }
         for (device, export) in self.removed.session_ended(session) {
             if let Some(ledger) = session.devices.ledger(device) {
-                self.ended.keep(now, session.id, &export, ledger);
+                self.ended.keep(now, session.id, &export, ledger, false);
             }
         }
         for export in self.closings.forget(session.id) {

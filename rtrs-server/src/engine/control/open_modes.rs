@@ -7,8 +7,8 @@
 //!
 //! A session may open an export for a migration and *wait*: it runs no IO until it is granted
 //! access `rw`, which requires that no other session has the export open for writing. The first
-//! writer of the migration may return if the only other session with write access is waiting. Used
-//! by the control shard.
+//! writer of the migration may return if all other sessions with write access are waiting. Used by
+//! the control shard.
 
 use rtrs_core::ids::SessionId;
 use rtrs_core::wire::{AccessMode, errno};
@@ -70,8 +70,8 @@ impl OpenModes {
         };
         let room = match mode {
             AccessMode::ReadOnly => true,
-            AccessMode::ReadWrite => others.is_empty() || may_return && others == [true],
-            AccessMode::Migration => others.len() < 2,
+            AccessMode::ReadWrite => others.is_empty() || may_return && !others.contains(&false),
+            AccessMode::Migration => others.len() < 2 || before == Some(AccessMode::Migration),
         };
         if !room && !rtrs_core::mutated!(SecondWriter) {
             return Err(errno::EPERM);
@@ -158,6 +158,19 @@ mod tests {
         assert_eq!(book.open(E, false, Opener { waits: true, ..back(2) }, Migration), Ok(()));
         assert_eq!(book.opens(E), [(id(2), ReadWrite)], "it may have writes in flight");
         assert!(!book.waits(E, id(2)) && book.close(E, id(2)));
+    }
+
+    /// A second host was tried while the server or the first writer was away.
+    #[test]
+    fn the_first_writer_may_return_beside_several_sessions_that_wait() {
+        let mut book = OpenModes::default();
+        book.open(E, false, waiting(2), Migration).unwrap();
+        book.open(E, false, waiting(3), Migration).unwrap();
+        assert_eq!(book.open(E, false, back(1), ReadWrite), Ok(()));
+        assert_eq!(book.open(E, false, waiting(3), Migration), Ok(()), "over a second path");
+        assert_eq!(book.open(E, false, waiting(4), Migration), Err(errno::EPERM));
+        assert!(!book.close(E, id(1)) && !book.close(E, id(2)));
+        assert_eq!(book.open(E, false, back(3), ReadWrite), Ok(()));
     }
 
     /// The client marks every open after its first open as a return, and therefore also this open.

@@ -280,10 +280,23 @@ enum Loss {
     After,
 }
 
+/// Moment at which the session of the new host loses its connections and returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reconnect {
+    Never,
+    /// Between the end of the old session and the grant.
+    Waiting,
+    /// After the grant.
+    Promoted,
+}
+
 /// Moves a guest with an unflushed write to another session. Returns the results of its first two
 /// flushes there. The old session closes the export, or else loses its connections.
-fn flushes_after_a_move(loss: Loss, closes: bool) -> [u16; 2] {
-    let mut fixture = Fixture::new(StandOptions::default());
+fn flushes_after_a_move(loss: Loss, closes: bool, reconnect: Reconnect) -> [u16; 2] {
+    let mut options = StandOptions::default();
+    options.params.instance = ServerInstance { boot: 5, process: 6 };
+    options.geometry.write_cache = true;
+    let mut fixture = Fixture::new(options);
     let mut old = Peer::open(&mut fixture, PeerOptions::default());
     old.send_write((1, 3), io(Rw::WRITE, 0, 512), &[1; 512]);
     assert_eq!(old.reply(&mut fixture).errno, 0);
@@ -291,21 +304,33 @@ fn flushes_after_a_move(loss: Loss, closes: bool) -> [u16; 2] {
     let fails = |at| (loss == at).then(|| epoch.raise());
     fails(Loss::Before);
     let mut new = Peer::up(&mut fixture, other_session(), "other");
-    let dev_name = Name::new(b"vol").unwrap();
-    let mut open = |fixture: &mut Fixture, access, flags| {
+    let open = |fixture: &mut Fixture, new: &mut Peer, access, flags| {
+        let dev_name = Name::new(b"vol").unwrap();
         new.send_open_raw(15, &Open { access, flags, dev_name }.encode(), OpenRspTail::LONG_LEN);
         assert_eq!(new.reply(fixture).errno, 0);
     };
-    let waits = OpenFlags { returns: false, waits: true };
-    open(&mut fixture, AccessMode::Migration, waits);
+    let returns = OpenFlags { returns: true, waits: false };
+    open(&mut fixture, &mut new, AccessMode::Migration, OpenFlags { returns: false, waits: true });
     if closes {
         old.send_close(15, 0);
         assert_eq!(old.reply(&mut fixture).errno, 0);
     } else {
         old.leave(&mut fixture);
     }
+    let again = PeerOptions { recon_cnt: 2, ..other_session() };
+    if reconnect == Reconnect::Waiting {
+        new.leave(&mut fixture);
+        new = Peer::up(&mut fixture, again, "other");
+        let flags = OpenFlags { waits: true, ..returns };
+        open(&mut fixture, &mut new, AccessMode::Migration, flags);
+    }
     fails(Loss::After);
-    open(&mut fixture, AccessMode::ReadWrite, OpenFlags { returns: true, waits: false });
+    open(&mut fixture, &mut new, AccessMode::ReadWrite, returns);
+    if reconnect == Reconnect::Promoted {
+        new.leave(&mut fixture);
+        new = Peer::up(&mut fixture, again, "other");
+        open(&mut fixture, &mut new, AccessMode::ReadWrite, returns);
+    }
     [4, 5].map(|permit| {
         new.send_flush((1, permit));
         new.reply(&mut fixture).errno
@@ -314,10 +339,16 @@ fn flushes_after_a_move(loss: Loss, closes: bool) -> [u16; 2] {
 
 #[test]
 fn a_guest_that_moves_learns_of_writes_that_were_lost() {
-    for closes in [true, false] {
-        assert_eq!(flushes_after_a_move(Loss::Never, closes), [0; 2]);
+    use Reconnect::{Never, Promoted, Waiting};
+    for (closes, reconnect) in [true, false]
+        .into_iter()
+        .flat_map(|closes| [Never, Waiting, Promoted].map(move |reconnect| (closes, reconnect)))
+    {
+        let flushes = |loss| flushes_after_a_move(loss, closes, reconnect);
+        let what = format!("closes: {closes}, {reconnect:?}");
+        assert_eq!(flushes(Loss::Never), [0; 2], "{what}");
         for loss in [Loss::Before, Loss::After] {
-            assert_eq!(flushes_after_a_move(loss, closes), [errno::EIO, 0], "{loss:?} {closes}");
+            assert_eq!(flushes(loss), [errno::EIO, 0], "{loss:?}, {what}");
         }
     }
 }
