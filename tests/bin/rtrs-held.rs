@@ -1,5 +1,5 @@
 //! `rtrs-server` with a disk that can hold a write on command, for `tests/system/faults.rs` only.
-//! It accepts the server's flags. Files in the directory `RTRS_HELD_DIR` are its commands and
+//! The flags are those of the server. Files in the directory `RTRS_HELD_DIR` are commands and
 //! reports:
 //!
 //! | file | made by | means |

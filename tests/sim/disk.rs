@@ -69,7 +69,7 @@ struct State {
     prng: Prng,
     /// Random source for lost writes, separate so that runs without them are unaffected.
     loser: Prng,
-    /// Whether writes were lost; only the next sync reports this, whoever submits it.
+    /// Whether writes were lost. Only the next sync of any session reports the loss.
     lost: bool,
     /// Random source for the status that reports lost writes, if it varies.
     statuses: Option<Prng>,

@@ -9,8 +9,8 @@
 //!
 //! The intruder also connects a crowd of unproved paths in the first client's session, whether or
 //! not the server knows that session, with the UUIDs and numbers of the client's next connects but
-//! a different queue depth. At the end, the first client goes away for good: its session must end
-//! even though the crowd stays.
+//! a different queue depth. At the end, the first client disconnects permanently: its session
+//! must end even though the crowd stays.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

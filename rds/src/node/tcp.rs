@@ -177,13 +177,14 @@ impl Tcp {
 
     /// Whether the peers' systems have acknowledged bytes for which users are waiting.
     pub(super) fn has_acks(&self, node: &Node) -> bool {
-        let has_acks = |(link, conn): (&LinkId, &Conn)| {
-            let Some(progress) = node.awaits_ack(*link) else { return false };
-            let unacked = unacknowledged_bytes(&conn.fd).map_or(0, |len| len as u64);
-            progress.written.saturating_sub(unacked) > progress.acked
-        };
-        let mut looked_at = self.conns.iter().filter(|(_, conn)| conn.poll_at.is_some());
-        self.is_awaited && looked_at.any(has_acks)
+        let mut polled = self.conns.iter().filter(|(_, conn)| conn.poll_at.is_some());
+        self.is_awaited
+            && polled.any(|(link, conn)| {
+                let Some(progress) = node.awaits_ack(*link) else { return false };
+                unacknowledged_bytes(&conn.fd).is_ok_and(|unacked| {
+                    progress.written.saturating_sub(unacked as u64) > progress.acked
+                })
+            })
     }
 
     /// Returns the time at which to call `turn` even if nothing happens.

@@ -134,7 +134,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Clients that were told to end have already ended.
+        // After an ordered end, all clients have already ended.
         self.order.store(ABANDON, Ordering::Relaxed);
     }
 }

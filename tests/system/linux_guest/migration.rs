@@ -119,7 +119,7 @@ fn linux_moves_to_another_host_under_load() {
     let rounds = here.proc.wait_lines("@@ round ", 1, GUEST_TIME_MAX).len();
     here.proc.wait_lines("@@ round ", rounds + 1, GUEST_TIME_MAX);
 
-    // The second attempt succeeds, and the guest goes on once the old session has ended.
+    // The second attempt succeeds: the guest continues once the old session has ended.
     attach_new();
     fs::remove_file(&socket).ok();
     let mut there = Machine::start(&host, &new, "again", Some(&socket));

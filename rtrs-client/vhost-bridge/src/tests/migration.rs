@@ -83,7 +83,7 @@ fn a_guest_is_copied_while_it_works() {
     guest.copy_pages(&new, &guest.take_written());
     assert!(guest.different_pages(&new).is_empty(), "the copy is complete");
     guest.disconnect();
-    // The guest goes on in its copy.
+    // From here on, the copy is the guest.
     let mut moved: Vec<_> = rings.iter().map(GuestRing::moved).collect();
     let mut new = new;
     new.connect(&rig.socket, &mut moved);
